@@ -1,0 +1,163 @@
+"""Types of the compiled core; see native/include/hpcpar.h for its C side."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, final
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+_Array = NDArray[Any]
+_Record = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+
+def reduce(
+    out: _Array,
+    srcs: Sequence[_Array],
+    op: str,
+    factors: Sequence[float] | None = None,
+    divisor: float | None = None,
+) -> None:
+    """Write ``op`` over the sources, in list order, into ``out``. Local.
+
+    Parameters
+    ----------
+    out : ndarray
+        Writable; may be one of ``srcs`` but overlaps none in part.
+    srcs : sequence of ndarray
+        Same dtype and number of elements as ``out``; C-contiguous, aligned, native.
+    op : str
+        One of sum, prod, min, max, band, bor, bxor.
+    factors : sequence of float, optional
+        One per source, multiplied in the accumulator (op sum of floats and complex).
+    divisor : float, optional
+        Divides the accumulator before it is rounded (op sum of floats and complex).
+
+    Raises
+    ------
+    TypeError
+        ``op`` has no meaning for the dtype, or the dtypes differ.
+    ValueError
+        Layout, number of elements or overlap.
+
+    Notes
+    -----
+    One accumulator per element: float32 for 16-bit and 8-bit floats, the dtype itself
+    otherwise. Integers wrap; of NaNs the first wins; min prefers -0.0, max prefers 0.0.
+    """
+
+def reducible(dtype: DTypeLike, op: str) -> bool:
+    """Whether ``op`` (the above, "mean" or "premul_sum") has a meaning for ``dtype``."""
+
+def philox4x32(
+    counter: tuple[int, int, int, int], key: tuple[int, int]
+) -> tuple[int, int, int, int]:
+    """One block of Philox4x32-10."""
+
+def philox_fill(
+    out: _Array,
+    kind: Literal["bits", "uniform", "normal"],
+    seed: int,
+    stream: int,
+    start: int,
+) -> None:
+    """Fill ``out`` with the random numbers of elements ``start``, ``start + 1``, ...
+
+    Element ``i`` uses one block of its own: key = ``seed`` (low word first), counter words
+    0-1 = ``i``, words 2-3 = ``stream``. bits fill uint32 and uint64; uniform ([0, 1)) and
+    normal fill float32 and float64.
+    """
+
+def cpu_features() -> str:
+    """Name the SIMD level in use: baseline, avx2 or avx512."""
+
+def build_info() -> dict[str, str]:
+    """Compiler, flags and version of the core."""
+
+@final
+class PackPlan:
+    """Where arrays lie in one flat buffer, and the calls that move them.
+
+    Parameters
+    ----------
+    layouts : sequence of (shape, dtype)
+        The members, in order. No Python objects, native byte order.
+    dtype : dtype, optional
+        Of the flat buffer: members are cast to it (real floats). None moves bytes.
+    align : int
+        A power of two; offsets are multiples of it and of the member's own alignment.
+    """
+
+    def __new__(
+        cls,
+        layouts: Sequence[tuple[tuple[int, ...], DTypeLike]],
+        dtype: DTypeLike | None = None,
+        align: int = 64,
+    ) -> PackPlan: ...
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the flat buffer."""
+    @property
+    def count(self) -> int:
+        """Elements of the flat buffer, gaps included (bytes if the plan has no dtype)."""
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Byte offset of each member."""
+    def pack(self, arrays: Sequence[_Array], flat: _Array, scale: float = 1.0) -> None:
+        """Copy ``arrays`` (any strides) into ``flat``; gaps become zero."""
+    def unpack(self, flat: _Array, arrays: Sequence[_Array], scale: float = 1.0) -> None:
+        """Copy ``flat`` back into ``arrays``."""
+
+@final
+class Recorder:
+    """Flight record: the newest operations, one record each, and totals per group and verb.
+
+    Parameters
+    ----------
+    capacity : int
+        Records held; a power of two.
+    """
+
+    def __new__(cls, capacity: int = 1024) -> Recorder: ...
+    def add_group(self, name: str, rank: int, size: int, /) -> int:
+        """Return a slot for a group (4,096 at most; names are cut at 47 bytes)."""
+    def begin(
+        self, slot: int, verb: int, dtype: int, count: int, itemsize: int, peer: int, /
+    ) -> int:
+        """Open a record and return its ticket; verb is 0 to 31, peer -1 if there is none."""
+    def sent(
+        self, ticket: int, nbytes_sent: int, nbytes_received: int, messages: int, /
+    ) -> None:
+        """Add traffic to the record and to the totals."""
+    def end(self, ticket: int, status: int = 0, /) -> None:
+        """Close a record."""
+    def seq(self, slot: int, /) -> int:
+        """Return the sequence number of the group's next operation."""
+    def last(self, n: int, /) -> list[_Record]:
+        """Return the newest ``n`` records, newest last.
+
+        (slot, seq, verb, dtype, count, itemsize, peer, start_ns, end_ns or 0, status, sent,
+        received, messages)
+        """
+    def totals(self) -> list[tuple[int, int, int, int, int, int]]:
+        """Return (slot, verb, ops, sent, received, messages) per group and verb."""
+    def oldest_open(self) -> _Record | None:
+        """Return the open record with the earliest start."""
+
+@final
+class Ring:
+    """Messages from one writer to one reader through a caller's buffer.
+
+    Parameters
+    ----------
+    buffer : writable contiguous buffer
+        8-byte aligned, 256 bytes or more; its content is overwritten.
+    """
+
+    def __new__(cls, buffer: bytearray | memoryview | np.ndarray[Any, Any]) -> Ring: ...
+    def reserve(self, nbytes: int, /) -> memoryview | None:
+        """Return a writable view for the next message; None if there is no room now."""
+    def commit(self, nbytes: int, /) -> None:
+        """Publish the first ``nbytes`` of the reserved view."""
+    def peek(self) -> memoryview | None:
+        """Return a read-only view of the next message; None if there is none."""
+    def release(self, nbytes: int, /) -> None:
+        """Give back the room of the next message, whose length is ``nbytes``."""

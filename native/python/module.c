@@ -1,0 +1,70 @@
+/* The module hpcpar._core. */
+#define HP_IMPORTS_NUMPY
+#include "hp_python.h"
+
+const struct hp_kernels *hp_py_kernels;
+
+static PyObject *cpu_features(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return PyUnicode_FromString(hp_level_name(hp_best_level()));
+}
+
+static PyObject *build_info(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return Py_BuildValue("{ssssss}", "compiler", __VERSION__, "flags", HP_FLAGS, "version",
+                         HP_VERSION);
+}
+
+static PyMethodDef methods[] = {
+    {"cpu_features", cpu_features, METH_NOARGS,
+     "cpu_features()\n--\n\nThe SIMD level in use: baseline, avx2 or avx512."},
+    {"build_info", build_info, METH_NOARGS,
+     "build_info()\n--\n\nCompiler, flags and version of the core."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int add_types(PyObject *module)
+{
+    PyType_Spec *const specs[] = {&hp_py_pack_spec, &hp_py_recorder_spec, &hp_py_ring_spec};
+    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
+        PyObject *const type = PyType_FromModuleAndSpec(module, specs[i], NULL);
+        const int rc = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
+        Py_XDECREF(type);
+        if (rc < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int execute(PyObject *module)
+{
+    if (PyArray_ImportNumPyAPI() < 0)
+        return -1;
+    hp_py_kernels = hp_kernels_of(hp_best_level());
+    if (PyModule_AddFunctions(module, hp_py_reduce_methods) < 0 ||
+        PyModule_AddFunctions(module, hp_py_philox_methods) < 0)
+        return -1;
+    return add_types(module);
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, execute},
+    {0, NULL},
+};
+
+static PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "hpcpar._core",
+    .m_doc = "The compiled core: reductions, packing, random numbers, flight record, ring.",
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,29 @@
+/*
+ * hp_atomic.h - the only file with atomics.
+ *
+ * store_release: what this thread wrote before is visible to whoever reads the stored value with
+ * load_acquire. load_relaxed: only for a word that this thread alone writes. Every acquire in the
+ * sources names the release that it pairs with.
+ */
+#ifndef HP_ATOMIC_H
+#define HP_ATOMIC_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+static inline uint64_t hp_load_acquire(const _Atomic uint64_t *word)
+{
+    return atomic_load_explicit(word, memory_order_acquire);
+}
+
+static inline uint64_t hp_load_relaxed(const _Atomic uint64_t *word)
+{
+    return atomic_load_explicit(word, memory_order_relaxed);
+}
+
+static inline void hp_store_release(_Atomic uint64_t *word, uint64_t value)
+{
+    atomic_store_explicit(word, value, memory_order_release);
+}
+
+#endif

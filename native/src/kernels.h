@@ -1,0 +1,57 @@
+/*
+ * kernels.h - what one SIMD level offers. The kernel sources are compiled once per level with
+ * HP_LEVEL set; all but their tables is static, so no code of a higher level can leak into a
+ * lower one.
+ */
+#ifndef HP_KERNELS_H
+#define HP_KERNELS_H
+
+#include "hpcpar.h"
+
+#define HP_PASTE2(a, b) a##_##b
+#define HP_PASTE(a, b) HP_PASTE2(a, b)
+#define HP_NAME(stem) HP_PASTE(stem, HP_LEVEL)
+
+/* dst may be a or b, so the loops carry no dependence from one element to another. */
+#define HP_IVDEP _Pragma("GCC ivdep")
+
+/* dst[i] = a[i] op b[i] */
+typedef void hp_step_fn(void *dst, const void *a, const void *b, size_t n);
+/* dst[i] = src[i] * by, or src[i] / by */
+typedef void hp_by_fn(void *dst, const void *src, double by, size_t n);
+/* float32 from, and to, a narrow float */
+typedef void hp_widen_fn(float *dst, const void *src, size_t n);
+typedef void hp_narrow_fn(void *dst, const float *src, size_t n);
+
+struct hp_int_kernels {
+    hp_step_fn *step[HP_U64 + 1][HP_NUM_OPS]; /* HP_BOOL to HP_U64 */
+};
+
+struct hp_float_kernels {
+    hp_step_fn *step[2][HP_NUM_OPS]; /* float32, float64 */
+    hp_step_fn *complex_prod[2];
+    hp_by_fn *multiply[2];
+    hp_by_fn *divide[2];
+};
+
+struct hp_half_kernels {
+    hp_widen_fn *widen[HP_NUM_DTYPES]; /* NULL where the dtype is its own accumulator */
+    hp_narrow_fn *narrow[HP_NUM_DTYPES];
+};
+
+struct hp_kernels {
+    const struct hp_int_kernels *ints;
+    const struct hp_float_kernels *floats;
+    const struct hp_half_kernels *halves;
+};
+
+#define HP_DECLARE_LEVEL(level)                            \
+    extern const struct hp_int_kernels hp_ints_##level;    \
+    extern const struct hp_float_kernels hp_floats_##level; \
+    extern const struct hp_half_kernels hp_halves_##level
+
+HP_DECLARE_LEVEL(baseline);
+HP_DECLARE_LEVEL(avx2);
+HP_DECLARE_LEVEL(avx512);
+
+#endif

@@ -1,0 +1,157 @@
+/*
+ * Reduction of several sources: block by block, so that the accumulator stays in the first-level
+ * cache and each source is read once, in order. Only a block's last step writes `out`, and by
+ * then the block of every source has been read: `out` may be a source.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "kernels.h"
+
+#define BLOCK_BYTES 8192
+
+static const struct hp_kernels levels[HP_NUM_LEVELS] = {
+    [HP_BASELINE] = {&hp_ints_baseline, &hp_floats_baseline, &hp_halves_baseline},
+#ifdef HP_HAS_avx2
+    [HP_AVX2] = {&hp_ints_avx2, &hp_floats_avx2, &hp_halves_avx2},
+    [HP_AVX512] = {&hp_ints_avx512, &hp_floats_avx512, &hp_halves_avx512},
+#endif
+};
+
+static bool cpu_has(enum hp_level level)
+{
+#ifdef HP_HAS_avx2
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    if (level == HP_AVX2)
+        return avx2;
+    if (level == HP_AVX512)
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#endif
+    return level == HP_BASELINE;
+}
+
+const struct hp_kernels *hp_kernels_of(enum hp_level level)
+{
+    return level < HP_NUM_LEVELS && cpu_has(level) ? &levels[level] : NULL;
+}
+
+enum hp_level hp_best_level(void)
+{
+    return cpu_has(HP_AVX512) ? HP_AVX512 : cpu_has(HP_AVX2) ? HP_AVX2 : HP_BASELINE;
+}
+
+const char *hp_level_name(enum hp_level level)
+{
+    static const char *const names[HP_NUM_LEVELS] = {"baseline", "avx2", "avx512"};
+    return level < HP_NUM_LEVELS ? names[level] : "unknown";
+}
+
+/* A reduction resolved to functions. */
+struct plan {
+    struct hp_reduction r;
+    size_t item;     /* bytes of an element of the arrays */
+    size_t acc_item; /* bytes of an accumulator */
+    hp_step_fn *step;
+    hp_widen_fn *widen;
+    hp_narrow_fn *narrow;
+    hp_by_fn *multiply;
+    hp_by_fn *divide;
+};
+
+static hp_step_fn *step_of(const struct hp_kernels *k, int dtype, int op)
+{
+    if (dtype <= HP_U64)
+        return k->ints->step[dtype][op];
+    if (dtype == HP_C64 || dtype == HP_C128)
+        return k->floats->complex_prod[dtype == HP_C128];
+    return k->floats->step[dtype == HP_F64][op];
+}
+
+static int check(const struct hp_reduction *r)
+{
+    if (r->num_srcs == 0 || hp_itemsize(r->dtype) == 0 || r->op < 0 || r->op >= HP_NUM_OPS)
+        return -EINVAL;
+    if (!hp_reducible(r->dtype, r->op))
+        return -ENOTSUP;
+    if ((r->factors || r->divisor) && !(r->op == HP_SUM && hp_scalable(r->dtype)))
+        return -ENOTSUP;
+    return 0;
+}
+
+static struct plan resolve(const struct hp_kernels *k, const struct hp_reduction *given)
+{
+    struct plan p = {.r = *given};
+    if (p.r.op == HP_SUM && (p.r.dtype == HP_C64 || p.r.dtype == HP_C128)) {
+        p.r.dtype = p.r.dtype == HP_C64 ? HP_F32 : HP_F64; /* a sum adds component by component */
+        p.r.count *= 2;
+    }
+    const int wide = p.r.dtype == HP_F64;
+    p.item = hp_itemsize(p.r.dtype);
+    p.widen = k->halves->widen[p.r.dtype];
+    p.narrow = k->halves->narrow[p.r.dtype];
+    p.acc_item = p.widen ? sizeof(float) : p.item;
+    p.step = step_of(k, p.r.dtype, p.r.op);
+    p.multiply = k->floats->multiply[wide];
+    p.divide = k->floats->divide[wide];
+    return p;
+}
+
+/* A block of source `s` as accumulator values: in place, or made in `room`. */
+static const void *operand(const struct plan *p, size_t s, size_t at, size_t n, void *room)
+{
+    const void *x = (const char *)p->r.srcs[s] + at * p->item;
+    if (p->widen) {
+        p->widen(room, x, n);
+        x = room;
+    }
+    if (p->r.factors) {
+        p->multiply(room, x, p->r.factors[s], n);
+        x = room;
+    }
+    return x;
+}
+
+static void reduce_block(const struct plan *p, size_t at, size_t n)
+{
+    _Alignas(HP_CACHE_LINE) char acc[BLOCK_BYTES], room[BLOCK_BYTES];
+    char *const out = (char *)p->r.out + at * p->item;
+    void *const last = p->narrow || p->r.divisor ? acc : out;
+    const void *sum = operand(p, 0, at, n, acc);
+    for (size_t s = 1; s < p->r.num_srcs; s++) {
+        void *const dst = s + 1 == p->r.num_srcs ? last : acc;
+        p->step(dst, sum, operand(p, s, at, n, room), n);
+        sum = dst;
+    }
+    if (p->r.divisor) {
+        void *const dst = p->narrow ? (void *)acc : out;
+        p->divide(dst, sum, *p->r.divisor, n);
+        sum = dst;
+    }
+    if (p->narrow)
+        p->narrow(out, sum, n);
+    else if (sum != out)
+        memmove(out, sum, n * p->item);
+}
+
+int hp_reduce(const struct hp_kernels *kernels, const struct hp_reduction *reduction)
+{
+    const int rc = check(reduction);
+    if (rc < 0)
+        return rc;
+    const struct plan p = resolve(kernels, reduction);
+    const bool plain = !p.r.factors && !p.r.divisor;
+    if (plain && p.r.num_srcs == 1) {
+        memmove(p.r.out, p.r.srcs[0], p.r.count * p.item);
+        return 0;
+    }
+    if (plain && p.r.num_srcs == 2 && !p.widen) {
+        p.step(p.r.out, p.r.srcs[0], p.r.srcs[1], p.r.count);
+        return 0;
+    }
+    const size_t most = BLOCK_BYTES / p.acc_item;
+    for (size_t at = 0; at < p.r.count; at += most)
+        reduce_block(&p, at, p.r.count - at < most ? p.r.count - at : most);
+    return 0;
+}

@@ -1,0 +1,97 @@
+/*
+ * Kernels of float32, float64 and complex.
+ *
+ * min and max: the first NaN wins, as in np.minimum; of zeros, min takes -0.0 and max takes 0.0,
+ * whatever the order. Equal numbers have equal bits except for zeros, so "equal: OR (min) or AND
+ * (max) the bits" says just that, without a branch.
+ */
+#include <string.h>
+
+#include "kernels.h"
+
+#define MIN_MAX(T, U)                                      \
+    static inline T min_##T(T a, T b)                      \
+    {                                                      \
+        const T r = (a < b || a != a) ? a : b;             \
+        U x, y, z;                                         \
+        memcpy(&x, &a, sizeof x);                          \
+        memcpy(&y, &b, sizeof y);                          \
+        memcpy(&z, &r, sizeof z);                          \
+        z = a == b ? x | y : z;                            \
+        T out;                                             \
+        memcpy(&out, &z, sizeof out);                      \
+        return out;                                        \
+    }                                                      \
+    static inline T max_##T(T a, T b)                      \
+    {                                                      \
+        const T r = (a > b || a != a) ? a : b;             \
+        U x, y, z;                                         \
+        memcpy(&x, &a, sizeof x);                          \
+        memcpy(&y, &b, sizeof y);                          \
+        memcpy(&z, &r, sizeof z);                          \
+        z = a == b ? x & y : z;                            \
+        T out;                                             \
+        memcpy(&out, &z, sizeof out);                      \
+        return out;                                        \
+    }
+
+MIN_MAX(float, uint32_t)
+MIN_MAX(double, uint64_t)
+
+#define STEP(name, T, expr)                                               \
+    static void name(void *dst, const void *va, const void *vb, size_t n) \
+    {                                                                     \
+        T *d = dst;                                                       \
+        const T *x = va, *y = vb;                                         \
+        HP_IVDEP                                                          \
+        for (size_t i = 0; i < n; i++) {                                  \
+            const T a = x[i], b = y[i];                                   \
+            d[i] = expr;                                                  \
+        }                                                                 \
+    }
+
+#define BY(name, T, sign)                                             \
+    static void name(void *dst, const void *src, double by, size_t n) \
+    {                                                                 \
+        T *d = dst;                                                   \
+        const T *x = src;                                             \
+        const T y = (T)by;                                            \
+        HP_IVDEP                                                      \
+        for (size_t i = 0; i < n; i++)                                \
+            d[i] = x[i] sign y;                                       \
+    }
+
+#define COMPLEX_PROD(name, T)                                             \
+    static void name(void *dst, const void *va, const void *vb, size_t n) \
+    {                                                                     \
+        T *d = dst;                                                       \
+        const T *x = va, *y = vb;                                         \
+        HP_IVDEP                                                          \
+        for (size_t i = 0; i < n; i++) {                                  \
+            const T ar = x[2 * i], ai = x[2 * i + 1];                     \
+            const T br = y[2 * i], bi = y[2 * i + 1];                     \
+            d[2 * i] = ar * br - ai * bi;                                 \
+            d[2 * i + 1] = ar * bi + ai * br;                             \
+        }                                                                 \
+    }
+
+#define FAMILY(T)                                  \
+    STEP(sum_step_##T, T, a + b)                   \
+    STEP(prod_step_##T, T, a *b)                   \
+    STEP(min_step_##T, T, min_##T(a, b))           \
+    STEP(max_step_##T, T, max_##T(a, b))           \
+    BY(multiply_##T, T, *)                         \
+    BY(divide_##T, T, /)                           \
+    COMPLEX_PROD(complex_prod_##T, T)
+
+FAMILY(float)
+FAMILY(double)
+
+#define ROW(T) {sum_step_##T, prod_step_##T, min_step_##T, max_step_##T, NULL, NULL, NULL}
+
+const struct hp_float_kernels HP_NAME(hp_floats) = {
+    .step = {ROW(float), ROW(double)},
+    .complex_prod = {complex_prod_float, complex_prod_double},
+    .multiply = {multiply_float, multiply_double},
+    .divide = {divide_float, divide_double},
+};

@@ -35,7 +35,7 @@ class Channel(ABC):
 
     @abstractmethod
     def receive(self) -> tuple[int, int, bytes] | None:
-        """Take the next message that has come: source, tag, data; None when there is none. Local."""
+        """Take the next message that has come, as source, tag and data, or None. Local."""
 
     @abstractmethod
     def arrive(self) -> None:
@@ -80,6 +80,7 @@ class MpiChannel(Channel):
         self._sent: list[tuple[Any, bytes]] = []
         self._arrived: Any = None
         self._keyval: int | None = None
+        self._ending: Callable[[], None] | None = None
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.threads = mpi.Query_thread() == mpi.THREAD_MULTIPLE
 
@@ -112,20 +113,22 @@ class MpiChannel(Channel):
 
     def on_finalize(self, call: Callable[[], None]) -> None:
         """Hang `call` onto COMM_SELF: MPI deletes its attributes before anything else."""
-
-        def deleted(comm: Any, keyval: int, value: Any) -> None:
-            self._keyval = None
-            call()
-
-        self._keyval = self._mpi.Comm.Create_keyval(delete_fn=deleted)
+        self._ending = call
+        self._keyval = self._mpi.Comm.Create_keyval(delete_fn=self._attribute_deleted)
         self._mpi.COMM_SELF.Set_attr(self._keyval, True)
+
+    def _attribute_deleted(self, comm: object, keyval: int, value: object) -> None:
+        if self._ending is not None:
+            self._ending()
 
     def abort(self, code: int) -> None:
         """Call MPI_Abort."""
         self._comm.Abort(code)
 
     def close(self) -> None:
-        """Free the communicator and take the attribute off COMM_SELF."""
+        """Free the communicator, and take the attribute off COMM_SELF."""
+        self._ending = None
         if self._keyval is not None:
             self._mpi.COMM_SELF.Delete_attr(self._keyval)
+            self._mpi.Comm.Free_keyval(self._keyval)
         self._comm.Free()

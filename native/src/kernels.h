@@ -37,6 +37,7 @@ struct hp_float_kernels {
 struct hp_half_kernels {
     hp_widen_fn *widen[HP_NUM_DTYPES]; /* NULL where the dtype is its own accumulator */
     hp_narrow_fn *narrow[HP_NUM_DTYPES];
+    hp_step_fn *sum2[HP_NUM_DTYPES]; /* narrow(widen(a) + widen(b)) */
 };
 
 struct hp_kernels {

@@ -146,8 +146,11 @@ int hp_reduce(const struct hp_kernels *kernels, const struct hp_reduction *reduc
         memmove(p.r.out, p.r.srcs[0], p.r.count * p.item);
         return 0;
     }
-    if (plain && p.r.num_srcs == 2 && !p.widen) {
-        p.step(p.r.out, p.r.srcs[0], p.r.srcs[1], p.r.count);
+    hp_step_fn *const pair = p.widen && p.r.op == HP_SUM ? kernels->halves->sum2[p.r.dtype]
+                             : p.widen                   ? NULL
+                                                         : p.step;
+    if (plain && p.r.num_srcs == 2 && pair) {
+        pair(p.r.out, p.r.srcs[0], p.r.srcs[1], p.r.count);
         return 0;
     }
     const size_t most = BLOCK_BYTES / p.acc_item;

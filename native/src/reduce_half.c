@@ -69,81 +69,82 @@ static inline uint32_t narrow_one(float x, int E, int M, int finite)
     return code | (u >> 31) << (E + M);
 }
 
-#define FORMAT(name, T, E, M, finite)                               \
-    static void name##_widen(float *dst, const void *src, size_t n) \
-    {                                                               \
-        const T *x = src;                                           \
-        for (size_t i = 0; i < n; i++)                              \
-            dst[i] = widen_one(x[i], E, M, finite);                 \
-    }                                                               \
-    static void name##_narrow(void *dst, const float *src, size_t n) \
-    {                                                               \
-        T *d = dst;                                                 \
-        for (size_t i = 0; i < n; i++)                              \
-            d[i] = (T)narrow_one(src[i], E, M, finite);             \
-    }
-
-FORMAT(e4m3fn, uint8_t, 4, 3, 1)
-FORMAT(e5m2, uint8_t, 5, 2, 0)
-
 /* bfloat16 has float32's exponent: no rebias, and subnormals round like the rest. */
-static void bf16_widen(float *dst, const void *src, size_t n)
+static inline float widen_bf16(uint16_t code)
 {
-    const uint16_t *x = src;
-    for (size_t i = 0; i < n; i++)
-        dst[i] = float_of((uint32_t)x[i] << 16);
+    return float_of((uint32_t)code << 16);
 }
 
-static void bf16_narrow(void *dst, const float *src, size_t n)
+static inline uint16_t narrow_bf16(float x)
 {
-    uint16_t *d = dst;
-    for (size_t i = 0; i < n; i++) {
-        const uint32_t u = bits_of(src[i]);
-        const uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-        const uint32_t nan = (u >> 16) | 0x40;
-        d[i] = (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
-    }
+    const uint32_t u = bits_of(x);
+    const uint32_t rounded = u + 0x7fff + ((u >> 16) & 1);
+    return (uint16_t)((x != x ? u | 0x00400000u : rounded) >> 16);
 }
+
+/* The loops of a format, from element `i` on; sum2 is the common case in one pass. */
+#define LOOP HP_IVDEP for (; i < n; i++)
+#define FORMAT(name, T, WIDEN, NARROW, WIDEN8, NARROW8, SUM8)                     \
+    static void name##_widen(float *dst, const void *src, size_t n)               \
+    {                                                                             \
+        const T *x = src;                                                         \
+        size_t i = 0;                                                             \
+        WIDEN8                                                                    \
+        LOOP dst[i] = WIDEN(x[i]);                                                \
+    }                                                                             \
+    static void name##_narrow(void *dst, const float *x, size_t n)                \
+    {                                                                             \
+        T *d = dst;                                                               \
+        size_t i = 0;                                                             \
+        NARROW8                                                                   \
+        LOOP d[i] = (T)NARROW(x[i]);                                              \
+    }                                                                             \
+    static void name##_sum2(void *dst, const void *va, const void *vb, size_t n)  \
+    {                                                                             \
+        T *d = dst;                                                               \
+        const T *x = va, *y = vb;                                                 \
+        size_t i = 0;                                                             \
+        SUM8                                                                      \
+        LOOP d[i] = (T)NARROW(WIDEN(x[i]) + WIDEN(y[i]));                         \
+    }
+
+#define WIDEN_E4M3FN(code) widen_one(code, 4, 3, 1)
+#define NARROW_E4M3FN(x) narrow_one(x, 4, 3, 1)
+#define WIDEN_E5M2(code) widen_one(code, 5, 2, 0)
+#define NARROW_E5M2(x) narrow_one(x, 5, 2, 0)
+
+FORMAT(bf16, uint16_t, widen_bf16, narrow_bf16, , , )
+FORMAT(e4m3fn, uint8_t, WIDEN_E4M3FN, NARROW_E4M3FN, , , )
+FORMAT(e5m2, uint8_t, WIDEN_E5M2, NARROW_E5M2, , , )
 
 #ifdef __F16C__
-static void f16_widen(float *dst, const void *src, size_t n)
+static inline __m256 load8(const uint16_t *x)
 {
-    const uint16_t *x = src;
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(dst + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
-    for (; i < n; i++)
-        dst[i] = _cvtsh_ss(x[i]);
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x));
 }
 
-static void f16_narrow(void *dst, const float *src, size_t n)
+static inline void store8(uint16_t *d, __m256 x)
 {
-    uint16_t *d = dst;
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        const __m128i h = _mm256_cvtps_ph(_mm256_loadu_ps(src + i), _MM_FROUND_TO_NEAREST_INT);
-        _mm_storeu_si128((__m128i *)(d + i), h);
-    }
-    for (; i < n; i++)
-        d[i] = _cvtss_sh(src[i], _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128((__m128i *)d, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
+
+#define BY8 for (; i + 8 <= n; i += 8)
+#define NARROW_F16(x) _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)
+FORMAT(f16, uint16_t, _cvtsh_ss, NARROW_F16,
+       BY8 _mm256_storeu_ps(dst + i, load8(x + i));,
+       BY8 store8(d + i, _mm256_loadu_ps(x + i));,
+       BY8 store8(d + i, _mm256_add_ps(load8(x + i), load8(y + i)));)
 #else
-FORMAT(f16, uint16_t, 5, 10, 0)
+#define WIDEN_F16(code) widen_one(code, 5, 10, 0)
+#define NARROW_F16(x) narrow_one(x, 5, 10, 0)
+FORMAT(f16, uint16_t, WIDEN_F16, NARROW_F16, , , )
 #endif
 
+#define ROW(stem) [HP_F16] = f16_##stem, [HP_BF16] = bf16_##stem, \
+                  [HP_F8E4M3FN] = e4m3fn_##stem, [HP_F8E5M2] = e5m2_##stem
+
 const struct hp_half_kernels HP_NAME(hp_halves) = {
-    .widen =
-        {
-            [HP_F16] = f16_widen,
-            [HP_BF16] = bf16_widen,
-            [HP_F8E4M3FN] = e4m3fn_widen,
-            [HP_F8E5M2] = e5m2_widen,
-        },
-    .narrow =
-        {
-            [HP_F16] = f16_narrow,
-            [HP_BF16] = bf16_narrow,
-            [HP_F8E4M3FN] = e4m3fn_narrow,
-            [HP_F8E5M2] = e5m2_narrow,
-        },
+    .widen = {ROW(widen)},
+    .narrow = {ROW(narrow)},
+    .sum2 = {ROW(sum2)},
 };

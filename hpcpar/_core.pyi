@@ -123,9 +123,7 @@ class Recorder:
         self, slot: int, verb: int, dtype: int, count: int, itemsize: int, peer: int, /
     ) -> int:
         """Open a record and return its ticket; verb is 0 to 31, peer -1 if there is none."""
-    def sent(
-        self, ticket: int, nbytes_sent: int, nbytes_received: int, messages: int, /
-    ) -> None:
+    def sent(self, ticket: int, nbytes_sent: int, nbytes_received: int, messages: int, /) -> None:
         """Add traffic to the record and to the totals."""
     def end(self, ticket: int, status: int = 0, /) -> None:
         """Close a record."""

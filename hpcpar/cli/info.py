@@ -1,0 +1,173 @@
+"""``hpcpar info``: what hpcpar sees of MPI, the machine and the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from typing import Any
+
+from hpcpar.cli import facts
+from hpcpar.cli.command import Command
+from hpcpar.cli.facts import Facts
+from hpcpar.comm.bootstrap import (
+    Bootstrap,
+    MpiBootstrap,
+    SelfBootstrap,
+    library_name,
+    load_mpi,
+    thread_level,
+)
+from hpcpar.comm.launch import check_world, detect, is_launched
+from hpcpar.errors import HpcparError
+
+__all__ = ["COMMAND", "blas_warning", "job"]
+
+_DESCRIPTION = """\
+Show MPI, cores, threads, shared memory and devices as hpcpar sees them.
+
+  hpcpar info
+  mpiexec -n 4 hpcpar info        # the job too; printed once, by rank 0
+  hpcpar info --json
+"""
+
+
+def blas_warning(ranks: Sequence[Facts]) -> str:
+    """Say on which host ranks or their BLAS threads exceed the cores; empty when on none.
+
+    Local, pure.
+
+    Parameters
+    ----------
+    ranks : sequence of dict
+        For each rank: host, usable (core numbers) and threads.
+    """
+    for host in dict.fromkeys(rank["host"] for rank in ranks):
+        here = [rank for rank in ranks if rank["host"] == host]
+        threads = sum(rank["threads"] for rank in here)
+        usable = len(set().union(*(rank["usable"] for rank in here)))
+        if len(here) > usable:
+            return f"{host}: {len(here)} ranks share {usable} core(s)"
+        if threads > usable:
+            return (
+                f"{host}: {len(here)} rank(s) with {threads} BLAS threads in all on {usable} "
+                "core(s); set OMP_NUM_THREADS to cores / ranks"
+            )
+    return ""
+
+
+def job(boot: Bootstrap, usable: Sequence[int], threads: int) -> Facts:
+    """Collect what only the ranks together know.
+
+    Collective over the ranks of `boot`.
+
+    Returns
+    -------
+    dict
+        size, nodes (host to ranks), cores of each rank, and perhaps a warning.
+    """
+    mine = {"host": boot.host, "usable": list(usable), "threads": threads}
+    every = [json.loads(said) for said in boot.all_gather(json.dumps(mine).encode())]
+    nodes: dict[str, list[int]] = {}
+    for rank, said in enumerate(every):
+        nodes.setdefault(said["host"], []).append(rank)
+    warning = blas_warning(every)
+    return {
+        "size": boot.size,
+        "nodes": nodes,
+        "cores of ranks": [said["usable"] for said in every],
+    } | ({"warning": warning} if warning else {})
+
+
+def _collect() -> tuple[int, dict[str, Facts]]:
+    cores = facts.cores()
+    blas = facts.blas(os.environ, len(cores["usable"]))
+    boot, launch = _join()
+    sections = {
+        "software": facts.software(),
+        "native core": facts.native(),
+        "MPI": facts.mpi() if "problem" not in launch else {},
+        "launch": launch,
+        "job": job(boot, cores["usable"], blas["threads"]),
+        "cores": cores,
+        "BLAS": blas,
+        "shared memory": facts.shared_memory(),
+        "devices": facts.devices() if boot.rank == 0 else {},
+    }
+    return boot.rank, {name: section for name, section in sections.items() if section}
+
+
+def _join() -> tuple[Bootstrap, Facts]:
+    """Join the job if there is one; a launch that cannot work is shown, not raised."""
+    try:
+        launch: Facts = asdict(detect(os.environ))
+        if not is_launched(os.environ):
+            check_world(os.environ, 1)
+            return SelfBootstrap(), launch
+        mpi: Any = load_mpi()
+        boot = MpiBootstrap(mpi.COMM_WORLD)
+        check_world(os.environ, boot.size, library_name(mpi).rpartition(" ")[0])
+    except HpcparError as error:
+        return SelfBootstrap(), {"problem": str(error)}
+    return boot, {**launch, "rank": boot.rank, "size": boot.size, "threads": thread_level(mpi)}
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _call(args: Namespace) -> int:
+    rank, sections = _collect()
+    if rank == 0:
+        if args.json:
+            print(json.dumps(sections, indent=2))
+        else:
+            _show(sections)
+        sys.stdout.flush()
+    return 0
+
+
+def _show(sections: dict[str, Facts]) -> None:
+    lines = []
+    for name, section in sections.items():
+        lines.append((name, ""))
+        lines += [(f"  {key}", _text(key, value)) for key, value in section.items()]
+    width = max(len(name) for name, _ in lines)
+    if find_spec("rich") and sys.stdout.isatty():
+        _show_rich(lines, width)
+        return
+    for name, value in lines:
+        print(f"{name:{width}}  {value}".rstrip())
+
+
+def _show_rich(lines: list[tuple[str, str]], width: int) -> None:
+    from rich.console import Console  # heavy and optional
+    from rich.text import Text
+
+    console = Console(soft_wrap=True)
+    styles = {"  problem": "red", "  warning": "yellow", "  note": "yellow"}
+    for name, value in lines:
+        head = Text(f"{name:{width}}  ", style="dim" if value else "bold")
+        console.print(head.append(value, style=styles.get(name, "")))
+
+
+def _text(key: str, value: object) -> str:
+    if key.endswith("_bytes"):
+        assert isinstance(value, int)
+        return f"{value / 2**30:.2f} GiB"
+    if value in (None, [], ""):
+        return "none"
+    return str(value)
+
+
+COMMAND = Command(
+    "info",
+    "show MPI, cores, memory and devices as hpcpar sees them",
+    _DESCRIPTION,
+    _add_arguments,
+    _call,
+)

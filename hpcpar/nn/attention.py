@@ -16,7 +16,7 @@ from ..errors import ArgumentError
 from ..random import Key
 from .layer import Ctx, Layer, OnGrad, Params, Saved, init_children, scope, scope_hook
 from .linear import Linear
-from .numeric import narrow, refuse, wide
+from .numeric import blocks, narrow, refuse, wide
 
 __all__ = ["CausalSelfAttention", "rotate"]
 
@@ -157,7 +157,6 @@ def _attend(
     q_BHTD: Array, k_BGTD: Array, v_BGTD: Array, tables: tuple[Array, Array], mask_TT: Array
 ) -> tuple[Array, Saved]:
     """Return the attention output (B, T, H*D), and what its backward needs."""
-    xp = namespace(q_BHTD)
     B, H, T, D = q_BHTD.shape
     G = k_BGTD.shape[1]
     cos_TP, sin_TP = tables
@@ -165,20 +164,22 @@ def _attend(
     q_BGQD = rotate(q_BHTD, cos_TP * scale, sin_TP * scale).reshape(B, G, H // G * T, D)
     k_BGTD = rotate(k_BGTD, cos_TP, sin_TP)
     p_BGQT = q_BGQD @ k_BGTD.swapaxes(-1, -2)
-    scores = p_BGQT.reshape(B, G, H // G, T, T)
-    scores += mask_TT
-    _softmax_rows(xp, p_BGQT)
+    _masked_softmax(p_BGQT.reshape(B * H, T, T), mask_TT)
     o_BHTD = (p_BGQT @ v_BGTD).reshape(B, H, T, D)
     o_BTE = o_BHTD.swapaxes(1, 2).reshape(B, T, H * D)
     return o_BTE, (q_BGQD, k_BGTD, v_BGTD, p_BGQT, o_BTE, tables)
 
 
-def _softmax_rows(xp: ModuleType, scores: Array) -> None:
+def _masked_softmax(scores_MTT: Array, mask_TT: Array) -> None:
     """Turn scores into probabilities in place; each row has a finite entry (the diagonal)."""
-    if scores.size:
-        scores -= scores.max(axis=-1, keepdims=True)
-        xp.exp(scores, out=scores)
-        scores /= scores.sum(axis=-1, keepdims=True)
+    if scores_MTT.size == 0:
+        return
+    xp = namespace(scores_MTT)
+    for (block,) in blocks(scores_MTT):
+        block += mask_TT
+        block -= block.max(axis=-1, keepdims=True)
+        xp.exp(block, out=block)
+        block /= block.sum(axis=-1, keepdims=True)
 
 
 def _attend_backward(core: Saved, do_BTE: Array, D: int) -> tuple[Array, Array, Array]:
@@ -193,8 +194,10 @@ def _attend_backward(core: Saved, do_BTE: Array, D: int) -> tuple[Array, Array, 
     do_BGQD = do_BTHD.swapaxes(1, 2).reshape(B, G, Q, D)
     dv_BGTD = p_BGQT.swapaxes(-1, -2) @ do_BGQD
     ds_BGQT = do_BGQD @ v_BGTD.swapaxes(-1, -2)
-    ds_BGQT -= dot_BTH.swapaxes(1, 2).reshape(B, G, Q, 1)
-    ds_BGQT *= p_BGQT
+    dot_BGQ1 = dot_BTH.swapaxes(1, 2).reshape(B, G, Q, 1)
+    for ds, dot, p in blocks(ds_BGQT, dot_BGQ1, p_BGQT):
+        ds -= dot
+        ds *= p
     dq_BHTD = (ds_BGQT @ k_BGTD).reshape(B, H, T, D)
     dk_BGTD = ds_BGQT.swapaxes(-1, -2) @ q_BGQD
     scale = D**-0.5

@@ -149,6 +149,6 @@ def _sums_by_id(ids_N: Array, dy_NC: Array) -> tuple[Array, Array]:
 
 
 def _gaussian(key: Key, shape: tuple[int, ...], std: float) -> Array:
-    draw = normal(key, shape, dtype=np.float32)
+    draw: Array = normal(key, shape, dtype=np.float32)
     draw *= std
     return draw

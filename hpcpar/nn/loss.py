@@ -11,7 +11,7 @@ import numpy as np
 
 from .._arrays import Array, namespace
 from ..errors import ArgumentError, UnsupportedError
-from .numeric import check_ids, narrow, wide
+from .numeric import blocks, check_ids, narrow, wide
 
 __all__ = ["CrossEntropySaved", "cross_entropy", "cross_entropy_backward"]
 
@@ -29,7 +29,7 @@ class CrossEntropySaved(NamedTuple):
         Shape (N,); 0 where ignored.
     valid
         Shape (N,), bool.
-    count
+    num_valid
         Number of valid tokens here.
     scale
         One over the divisor, or 0 where the divisor is 0.
@@ -39,7 +39,7 @@ class CrossEntropySaved(NamedTuple):
     logsumexp: Array
     targets: Array
     valid: Array
-    count: int
+    num_valid: int
     scale: float
 
 
@@ -67,7 +67,7 @@ def cross_entropy(
     loss
         0-d array, float32 or float64 as computed in; 0 without valid tokens.
     saved
-        For `cross_entropy_backward`; ``saved.count`` is the number of valid tokens.
+        For `cross_entropy_backward`; ``saved.num_valid`` is the number of valid tokens.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def cross_entropy(
     --------
     >>> import numpy as np
     >>> loss, saved = cross_entropy(np.zeros((1, 2, 4)), np.array([[3, -100]]))
-    >>> round(float(loss), 6) == round(float(np.log(4)), 6), saved.count
+    >>> round(float(loss), 6) == round(float(np.log(4)), 6), saved.num_valid
     (True, 1)
     """
     _check(logits, targets, divisor)
@@ -92,11 +92,11 @@ def cross_entropy(
     logits_NV = wide(logits).reshape(-1, classes)
     lse_N1 = _logsumexp(logits_NV)
     loss_N = lse_N1[:, 0] - logits_NV[xp.arange(targets_N.size), targets_N]
-    count = int(xp.count_nonzero(valid_N))
-    parts = float(count) if divisor is None else float(divisor)
+    num_valid = int(xp.count_nonzero(valid_N))
+    parts = float(num_valid) if divisor is None else float(divisor)
     scale = 1 / parts if parts else 0.0
     loss = xp.where(valid_N, loss_N, 0).sum(dtype=np.float64) * scale
-    saved = CrossEntropySaved(logits, lse_N1, targets_N, valid_N, count, scale)
+    saved = CrossEntropySaved(logits, lse_N1, targets_N, valid_N, num_valid, scale)
     return xp.asarray(loss, dtype=logits_NV.dtype), saved
 
 
@@ -116,22 +116,27 @@ def cross_entropy_backward(saved: CrossEntropySaved, dloss: float = 1.0) -> Arra
         New array of the logits' shape (..., V) and dtype.
     """
     xp, logits = namespace(saved.logits), saved.logits
-    grad_NV = wide(logits).reshape(-1, logits.shape[-1]) - saved.logsumexp
-    xp.exp(grad_NV, out=grad_NV)
-    grad_NV[xp.arange(saved.targets.size), saved.targets] -= 1
-    grad_NV *= dloss * saved.scale
+    logits_NV = wide(logits).reshape(-1, logits.shape[-1])
+    grad_NV = xp.empty_like(logits_NV)
+    factor = dloss * saved.scale
+    for source, lse, grad in blocks(logits_NV, saved.logsumexp, grad_NV):
+        xp.subtract(source, lse, out=grad)
+        xp.exp(grad, out=grad)
+        grad *= factor
+    grad_NV[xp.arange(saved.targets.size), saved.targets] -= factor
     grad_NV[~saved.valid] = 0  # assigned, not multiplied: an ignored row may hold inf
     return narrow(grad_NV, logits.dtype).reshape(logits.shape)
 
 
 def _logsumexp(logits_NV: Array) -> Array:
     xp = namespace(logits_NV)
-    high_N1 = logits_NV.max(axis=1, keepdims=True)
-    work_NV = logits_NV - high_N1
-    xp.exp(work_NV, out=work_NV)
-    sum_N1 = work_NV.sum(axis=1, keepdims=True)
-    lse_N1: Array = xp.log(sum_N1)
-    lse_N1 += high_N1
+    lse_N1: Array = xp.empty((len(logits_NV), 1), logits_NV.dtype)
+    for logits, lse in blocks(logits_NV, lse_N1):
+        high = logits.max(axis=1, keepdims=True)
+        work = logits - high
+        xp.exp(work, out=work)
+        xp.log(work.sum(axis=1, keepdims=True), out=lse)
+        lse += high
     return lse_N1
 
 

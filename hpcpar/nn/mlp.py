@@ -7,13 +7,14 @@ of hidden width C, F is the inner width.
 from __future__ import annotations
 
 import math
+from types import ModuleType
 
 from .._arrays import Array, namespace
 from ..random import Key
 from .containers import Sequential
 from .layer import Ctx, Layer, OnGrad, Params, Saved, init_children, scope, scope_hook
 from .linear import Linear
-from .numeric import narrow, wide
+from .numeric import blocks, narrow, wide
 
 __all__ = ["GELU", "SwiGLU", "gelu_mlp"]
 
@@ -41,33 +42,52 @@ class GELU(Layer):
     def forward(self, params: Params, x: Array, ctx: Ctx) -> tuple[Array, Saved]:
         """Map (...) -> (...). Local."""
         u = wide(x)
-        tanh = u * u
-        tanh *= _CUBIC
-        tanh += 1
-        tanh *= u
-        tanh *= _SQRT_2_OVER_PI
-        namespace(x).tanh(tanh, out=tanh)
-        y = tanh + 1
-        y *= u
-        y *= 0.5
+        xp = namespace(u)
+        y, tanh = xp.empty_like(u), xp.empty_like(u)
+        for block in blocks(*_rows(u, tanh, y)):
+            _gelu(xp, *block)
         return narrow(y, x.dtype), (u, tanh)
 
     def backward(self, params: Params, saved: Saved, dy: Array, on_grad: OnGrad) -> Array:
         """Map (...) -> (...). Local."""
         u, tanh = saved
-        slope = u * u  # of the tanh's argument, times u
-        slope *= 3 * _CUBIC
-        slope += 1
-        slope *= u
-        slope *= _SQRT_2_OVER_PI
-        sech2 = tanh * tanh
-        sech2 -= 1  # minus sech**2
-        slope *= sech2
-        dx = tanh - slope
-        dx += 1
-        dx *= 0.5
-        dx *= dy
+        dx = namespace(u).empty_like(u)
+        for block in blocks(*_rows(u, tanh, dy, dx)):
+            _gelu_backward(*block)
         return narrow(dx, dy.dtype)
+
+
+def _rows(*arrays: Array) -> tuple[Array, ...]:
+    """Return 2-D views (all leading axes in one), C-contiguous."""
+    width = arrays[0].shape[-1] if arrays[0].ndim else 1
+    return tuple(a.reshape(-1, width) if width else a for a in arrays)
+
+
+def _gelu(xp: ModuleType, u: Array, tanh: Array, y: Array) -> None:
+    xp.multiply(u, u, out=tanh)
+    tanh *= _CUBIC
+    tanh += 1
+    tanh *= u
+    tanh *= _SQRT_2_OVER_PI
+    xp.tanh(tanh, out=tanh)
+    xp.add(tanh, 1, out=y)
+    y *= u
+    y *= 0.5
+
+
+def _gelu_backward(u: Array, tanh: Array, dy: Array, dx: Array) -> None:
+    slope = u * u  # of the tanh's argument, times u
+    slope *= 3 * _CUBIC
+    slope += 1
+    slope *= u
+    slope *= _SQRT_2_OVER_PI
+    sech2 = tanh * tanh
+    sech2 -= 1  # minus sech**2
+    slope *= sech2
+    namespace(u).subtract(tanh, slope, out=dx)
+    dx += 1
+    dx *= 0.5
+    dx *= dy
 
 
 def gelu_mlp(width: int, inner: int, *, bias: bool = True, out_std: float = 0.02) -> Sequential:

@@ -6,7 +6,7 @@ float32 and are rounded once. float32 and float64 stay what they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,10 +16,41 @@ from .._arrays import Array, namespace
 from ..errors import ArgumentError, UnsupportedError
 from .layer import Ctx, Fill, Layer, Params
 
-__all__ = ["cast", "check_ids", "check_input", "computed_in", "grad_fill", "narrow", "take", "wide"]
+__all__ = [
+    "blocks",
+    "cast",
+    "check_ids",
+    "check_input",
+    "computed_in",
+    "grad_fill",
+    "narrow",
+    "take",
+    "wide",
+]
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _HALVES = _FLOATS[:2]
+_BLOCK = 1 << 16  # elements: a few float32 blocks stay in a level-2 cache
+
+
+def blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Yield views that together cut `arrays` along axis 0, small enough to stay in cache.
+
+    Chains of element-wise steps run two to three times faster block by block than array by
+    array. CuPy arrays come whole: there each step is a launch.
+
+    Parameters
+    ----------
+    arrays
+        Same first axis.
+    """
+    if namespace(arrays[0]) is not np or arrays[0].size == 0:
+        yield arrays
+        return
+    rows = len(arrays[0])
+    step = max(1, _BLOCK * rows // max(a.size for a in arrays))
+    for start in range(0, rows, step):
+        yield tuple(a[start : start + step] for a in arrays)
 
 
 def computed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -58,10 +89,10 @@ def cast(params: Mapping[str, Array], dtype: npt.DTypeLike) -> dict[str, Array]:
 
 def _float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     if dtype == "bfloat16":
-        import ml_dtypes  # registers the name with NumPy
+        import ml_dtypes  # NumPy alone does not know the name
 
-        return np.dtype(ml_dtypes.bfloat16)
-    target = np.dtype(dtype)
+        dtype = ml_dtypes.bfloat16
+    target: np.dtype[Any] = np.dtype(dtype)
     if target.name not in _FLOATS:
         raise UnsupportedError(
             f"cast: dtype {target.name} is not one of {', '.join(_FLOATS)}. Choose one of these."

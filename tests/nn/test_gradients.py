@@ -169,9 +169,10 @@ def test_dtype_is_kept(dtype, rand, make_params):
         assert {a.dtype.name for a in (y, *grads.values())} == {dtype}
         assert dx is None or dx.dtype == y.dtype
         rtol = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 1.5e-1}[dtype]
-        for low, high in ((y, y_exact), *((grads[n], wanted[n]) for n in grads)):
-            scale = np.abs(high).max() + 1e-3
-            np.testing.assert_allclose(low.astype(float), high, atol=rtol * scale, rtol=0)
+        scale = max((np.abs(grad).max() for grad in wanted.values()), default=1)
+        for name, grad in grads.items():
+            np.testing.assert_allclose(grad.astype(float), wanted[name], atol=rtol * scale, rtol=0)
+        np.testing.assert_allclose(y.astype(float), y_exact, atol=rtol * np.abs(y_exact).max())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -1,0 +1,185 @@
+"""The seam below the verbs: one normalised request, and who carries it.
+
+Above this seam layout, byte order, casts, write-back, the dtype x op table and uneven sizes are
+settled; below it there are flat, contiguous, native buffers and counts.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from .._arrays import Array
+
+__all__ = ["Arrived", "Backend", "Operation"]
+
+
+class Arrived(NamedTuple):
+    """A message that has come: who sent it, its tag, dtype and shape in words, its bytes."""
+
+    source: int
+    tag: int
+    kind: str
+    data: Array | None
+
+
+class Operation:
+    """One normalised request: flat C-contiguous native buffers, counts per rank, a reduction.
+
+    Attributes
+    ----------
+    verb
+        "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter",
+        "reduce_scatter", "all_to_all", "scan", "exscan", "barrier", "send", "recv", "probe" or
+        "exchange" (every rank's small equal-length message to every rank).
+    send, recv
+        Flat arrays of one dtype, or None where this rank has no part.
+    send_counts, recv_counts
+        Elements per rank, for the verbs that cut or join.
+    op, factors, divisor
+        Reduction: "sum", "prod", "min", "max", "band", "bor", "bxor"; each rank's factor
+        (None = 1) and what the accumulator is divided by before rounding.
+    root
+        Rank in the group; for "send" and "recv" the peer (None = any).
+    tag
+        For "send", "recv" and "probe"; None = any.
+    kind
+        For "send": dtype and shape in words; they travel with the bytes.
+    accept
+        For "recv": called with the message's kind, returns the bytes to receive into.
+    lane
+        0 for blocking calls, 1 for the communication thread: two separate streams of order.
+    deadline
+        ``time.monotonic()`` value after which the wait ends, or None.
+    polled
+        Whether the wait must be able to end early (explicit timeout, full check).
+    result
+        What the backend found out (exchange: list of bytes; recv and probe: Arrived).
+    state
+        The backend's own.
+    """
+
+    __slots__ = (
+        "accept",
+        "deadline",
+        "divisor",
+        "factors",
+        "kind",
+        "lane",
+        "op",
+        "polled",
+        "recv",
+        "recv_counts",
+        "result",
+        "root",
+        "send",
+        "send_counts",
+        "state",
+        "tag",
+        "verb",
+    )
+
+    def __init__(
+        self,
+        verb: str,
+        send: Array | None = None,
+        recv: Array | None = None,
+        *,
+        op: str = "sum",
+        root: int | None = None,
+        send_counts: Sequence[int] = (),
+        recv_counts: Sequence[int] = (),
+        factors: Sequence[float] | None = None,
+        divisor: float | None = None,
+        tag: int | None = None,
+        kind: str = "",
+        accept: Callable[[str], Array] | None = None,
+    ) -> None:
+        self.verb = verb
+        self.send = send
+        self.recv = recv
+        self.op = op
+        self.root = root
+        self.send_counts = send_counts
+        self.recv_counts = recv_counts
+        self.factors = factors
+        self.divisor = divisor
+        self.tag = tag
+        self.kind = kind
+        self.accept = accept
+        self.lane = 0
+        self.deadline: float | None = None
+        self.polled = False
+        self.result: Any = None
+        self.state: Any = None
+
+
+class Backend(ABC):
+    """Who carries operations for one group; leaves: mpi, threads, fake.
+
+    Attributes
+    ----------
+    name : str
+    rank, size : int
+    mpi_comm
+        The communicator, where there is one.
+    always_checks : bool
+        Whether every collective is compared across ranks first, whatever `check` says.
+    """
+
+    name: str
+    rank: int
+    size: int
+    always_checks = False
+    mpi_comm: Any = None
+
+    @abstractmethod
+    def supports(self, op: Operation) -> str | None:
+        """Return None if `op` runs natively, else the reason for the other path taken."""
+
+    @abstractmethod
+    def start(self, op: Operation) -> None:
+        """Begin `op`; its buffers are the backend's until `test` returns True."""
+
+    @abstractmethod
+    def test(self, op: Operation) -> bool:
+        """Move `op` on and return whether it is complete."""
+
+    @abstractmethod
+    def missing(self, op: Operation) -> list[int] | None:
+        """Return the ranks that have not joined `op`, or None where that cannot be known."""
+
+    @abstractmethod
+    def subgroup(self, ranks: Sequence[int]) -> Backend:
+        """Return the backend of these ranks; collective over them."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the backend holds; collective."""
+
+    def prepare_lane(self, lane: int) -> None:  # noqa: B027 - most backends need no preparation
+        """Make `lane` usable; called in issue order on every rank before its first use."""
+
+    def abort(self, reason: BaseException) -> None:  # noqa: B027
+        """Tell the other ranks that this one gives up, as far as the backend can."""
+
+    def run(self, op: Operation) -> bool:
+        """Start `op` and wait; return False when its deadline passed first."""
+        self.start(op)
+        return self.wait(op)
+
+    def wait(self, op: Operation) -> bool:
+        """Wait for a started `op`; return False when its deadline passed first."""
+        pause = 0.0
+        while not self.test(op):
+            if op.deadline is not None and time.monotonic() > op.deadline:
+                return False
+            pause = self.relax(op, pause)
+        return True
+
+    def relax(self, op: Operation, pause: float) -> float:
+        """Let others run between two tests; return the pause for the next time."""
+        time.sleep(pause)
+        return min(pause + 2e-6, 1e-3)

@@ -1,0 +1,164 @@
+"""broadcast: the root's array, scalar or tree on every rank, in one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from .._arrays import Array, as_bytes, contiguous
+from ..errors import ArgumentError, HpcparError
+from . import codec, describe, tree
+from .agree import Header
+from .backend import Operation
+from .request import Operand, Request, Steps, View, operands
+
+__all__ = ["Broadcast"]
+
+_MARKS = {"py": lambda a: a.item(), "np": lambda a: a[()]}
+
+
+class Broadcast(Request):
+    """Copy the root's array to every rank; what is given elsewhere must match it."""
+
+    verb = "broadcast"
+    exchanges = True
+
+    def __init__(self, view: View, x: Any, root: int, out: Any) -> None:
+        super().__init__(view)
+        self.root = self.check_root(root)
+        self.is_root = view.rank == self.root
+        self.leaves: list[Operand] | None = None
+        self.structure: tree.Structure | None = None
+        try:
+            self._take(x if x is not None or self.is_root else out, out)
+        except HpcparError as error:
+            if not self.is_root:
+                raise
+            self.refused = error
+
+    def _take(self, given: Any, out: Any) -> None:
+        if given is None:
+            if self.is_root:
+                raise ArgumentError(
+                    f"broadcast: x is None on rank {self.root}, which is the root."
+                )
+            return
+        leaves, self.structure, _ = operands(given, out, self.verb)
+        for leaf in leaves:
+            leaf.check(leaf.array.shape, self.verb)
+        self.leaves = leaves
+        arrays = [leaf.array for leaf in self.leaves]
+        self.count = sum(a.size for a in arrays)
+        self.dtype = arrays[0].dtype if len({a.dtype for a in arrays}) == 1 else None
+
+    def agreed(self) -> list[str]:
+        return ["verb=broadcast", f"root={self.root}"]
+
+    def local(self) -> list[str]:
+        if self.refused is not None:
+            return [f"refused={self.refused}"]
+        if self.leaves is None:
+            return []
+        kinds = [f"{_mark(leaf)}:{describe.kind_text(leaf.array)}" for leaf in self.leaves]
+        if self.structure is None:
+            return [f"kind={kinds[0]}"]
+        skeleton = tree.unflatten(self.structure, list(range(len(kinds))))
+        return [f"tree={codec.join(codec.encode((skeleton, kinds))).hex()}"]
+
+    def objection(self, headers: Sequence[Header]) -> str | None:
+        root = _described(headers[self.root])
+        for rank, header in enumerate(headers):
+            mine = _described(header)
+            if mine is not None and root is not None and _unmarked(mine) != _unmarked(root):
+                shown, needed = _shown(mine), _shown(root)
+                return f"broadcast: rank {rank} gave {shown}, root {self.root} sends {needed}"
+        return None
+
+    def steps(self, headers: Sequence[Header] | None) -> Steps:
+        assert headers is not None
+        described = _described(headers[self.root])
+        assert described is not None
+        kinds, structure = described
+        layouts = [describe.read_kind(kind) for _, kind in kinds]
+        nbytes = [describe.nbytes_of(*layout) for layout in layouts]
+        buffer = self._buffer(nbytes)
+        yield Operation("broadcast", buffer if self.is_root else None, buffer, root=self.root)
+        ends = list(accumulate(nbytes, initial=0))
+        results = []
+        for i, (dtype, shape) in enumerate(layouts):
+            flat = buffer[ends[i] : ends[i + 1]]
+            results.append(self._result(i, flat, dtype, shape, kinds[i][0]))
+        return results[0] if structure is None else tree.unflatten(structure, results)
+
+    def _buffer(self, nbytes: Sequence[int]) -> Array:
+        """Return the bytes to send or to receive into: `out` itself where it can be."""
+        memory = self.view.memory
+        if self.is_root and self.leaves is not None:
+            parts = [_bytes_of(memory.pack(leaf.array)) for leaf in self.leaves]
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if self.leaves is not None and len(self.leaves) == 1 and self.leaves[0].out is not None:
+            leaf = self.leaves[0]
+            return _bytes_of(leaf.target(memory, leaf.array.shape))
+        return memory.empty((sum(nbytes),), np.dtype(np.uint8))
+
+    def _result(
+        self, i: int, flat: Array, dtype: np.dtype[Any], shape: tuple[int, ...], mark: str
+    ) -> Any:
+        array = _typed(flat, dtype, shape)
+        if self.leaves is None:
+            return _MARKS[mark](array) if mark in _MARKS else array
+        leaf = self.leaves[i]
+        if self.is_root and leaf.out is None:
+            array = np.array(array)  # a new array here too, as on every other rank
+        return leaf.hand_back(array)
+
+
+def _mark(leaf: Operand) -> str:
+    if leaf.restore is None or leaf.array.ndim:
+        return ""
+    return "py" if leaf.restore.__name__ == "_python_scalar" else "np"
+
+
+def _bytes_of(flat: Array) -> Array:
+    return flat if flat.dtype == np.uint8 else as_bytes(contiguous(flat))
+
+
+def _typed(flat: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    if flat.size == 0:
+        return np.empty(shape, dtype)
+    if flat.strides == (0,):  # no data: one element seen as any shape
+        return np.broadcast_to(np.zeros((), dtype), shape)
+    whole = flat if flat.ctypes.data % dtype.alignment == 0 else flat.copy()
+    return whole.view(dtype).reshape(shape)
+
+
+_Described = tuple[list[tuple[str, str]], "tree.Structure | None"]
+
+
+def _described(header: Header) -> _Described | None:
+    """Return the (mark, kind) of each leaf and the tree, or None where nothing was given."""
+    fields = header.fields()
+    if "tree" in fields:
+        skeleton, kinds = codec.decode(bytes.fromhex(fields["tree"]))
+        return [_split(kind) for kind in kinds], tree.flatten(skeleton)[1]
+    return ([_split(fields["kind"])], None) if "kind" in fields else None
+
+
+def _split(text: str) -> tuple[str, str]:
+    mark, _, kind = text.partition(":")
+    return mark, kind
+
+
+def _unmarked(described: _Described) -> object:
+    """Return what must match: a float and a 0-d array do."""
+    return [kind for _, kind in described[0]], described[1]
+
+
+def _shown(described: _Described) -> str:
+    kinds, structure = described
+    if structure is None:
+        return kinds[0][1]
+    return "a tree of " + ", ".join(kind for _, kind in kinds)

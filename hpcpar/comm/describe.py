@@ -1,0 +1,67 @@
+"""Arrays in words that a header can carry and another rank can read back."""
+
+from __future__ import annotations
+
+import ast
+import math
+from typing import Any
+
+import numpy as np
+
+from .._arrays import DTYPE_NAMES, Array
+from .codec_dtype import describe_dtype, restore_dtype
+
+__all__ = ["dtype_text", "kind_text", "kind_text_of", "nbytes_of", "read_ints", "read_kind"]
+
+
+def dtype_text(dtype: np.dtype[Any]) -> str:
+    """Return the dtype without its byte order: its name where that says all."""
+    if dtype.name in DTYPE_NAMES:
+        return dtype.name
+    return repr(describe_dtype(dtype.newbyteorder("=")))
+
+
+def _read_dtype(text: str) -> np.dtype[Any]:
+    if text not in DTYPE_NAMES:
+        return restore_dtype(ast.literal_eval(text))
+    if text.startswith(("bfloat", "float8")):
+        return restore_dtype(("ml_dtypes", text, True))
+    return np.dtype(text)
+
+
+def kind_text_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    """Return dtype and shape as one text.
+
+    Examples
+    --------
+    >>> kind_text_of(np.dtype("f4"), (2, 3))
+    'float32 (2, 3)'
+    """
+    return f"{dtype_text(dtype)} {tuple(int(n) for n in shape)}"
+
+
+def kind_text(x: Array) -> str:
+    """Return dtype and shape of an array as one text."""
+    return kind_text_of(x.dtype, x.shape)
+
+
+def read_kind(text: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Read what `kind_text` wrote.
+
+    Examples
+    --------
+    >>> read_kind("float32 (2, 3)")
+    (dtype('float32'), (2, 3))
+    """
+    dtype, _, shape = text.rpartition(" (")
+    return _read_dtype(dtype), tuple(ast.literal_eval("(" + shape))
+
+
+def read_ints(text: str) -> tuple[int, ...]:
+    """Read a list of ints."""
+    return tuple(ast.literal_eval(text))
+
+
+def nbytes_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """Return the bytes of an array of `shape`."""
+    return math.prod(shape) * dtype.itemsize

@@ -1,0 +1,66 @@
+"""Arrays of asynchronous operations are read-only until these are done."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .._arrays import Array, is_array
+from . import tree
+
+__all__ = ["ArrayLocks"]
+
+
+class ArrayLocks:
+    """Makes arrays read-only; the last release of an array makes it writable again.
+
+    Views that the caller made before stay writable: only the array that was given is locked.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._counts: dict[int, tuple[int, Array]] = {}
+
+    def lock(self, given: Any) -> Callable[[], None]:
+        """Lock the NumPy arrays of `given`: an array, a tree of arrays, or something else.
+
+        Returns
+        -------
+        callable
+            Undoes it; to be called once.
+        """
+        if given is None:
+            return lambda: None
+        leaves = [given] if is_array(given) else tree.flatten(given)[0]
+        arrays = [a for a in leaves if isinstance(a, np.ndarray)]
+        with self._mutex:
+            locked = [a for a in arrays if self._lock(a)]
+        return lambda: self._release(locked)
+
+    def _lock(self, array: Array) -> bool:
+        count, _ = self._counts.get(id(array), (0, array))
+        if count == 0 and not array.flags.writeable:
+            return False  # the caller's own read-only array stays so
+        array.flags.writeable = False
+        self._counts[id(array)] = (count + 1, array)
+        return True
+
+    def _release(self, arrays: list[Array]) -> None:
+        with self._mutex:
+            for array in arrays:
+                count, _ = self._counts.pop(id(array))
+                self._counts[id(array)] = (count - 1, array)
+            for key, (count, array) in list(self._counts.items()):
+                if count == 0 and _unlocked(array):
+                    del self._counts[key]
+
+
+def _unlocked(array: Array) -> bool:
+    try:
+        array.flags.writeable = True
+    except ValueError:  # a view whose base another operation still holds: at a later release
+        return False
+    return True

@@ -1,0 +1,331 @@
+"""The moving verbs: broadcast, all_gather, gather, scatter, all_to_all, permute. Any dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .._arrays import Array, adopt, as_bytes, check_axis, count_of
+from ..errors import ArgumentError, HpcparError
+from . import describe
+from . import sizes as cuts
+from .agree import Header
+from .backend import Operation
+from .layout import block_shape, rows_before
+from .request import Operand, Request, Steps, View, adopt_out, check_rank
+
+__all__ = ["AllGather", "AllToAll", "Gather", "Permute", "Scatter"]
+
+
+class _Gathering(Request):
+    """What all_gather and gather share: my block of a concatenation along an axis."""
+
+    def __init__(self, view: View, x: Any, axis: int, sizes: Any, out: Any) -> None:
+        super().__init__(view)
+        array, restore = adopt(x, self.verb)
+        self.scalar = array.ndim == 0
+        self.block = array.reshape(1) if self.scalar else array
+        self.axis = check_axis(axis, self.block.ndim, self.verb)
+        self.length = self.block.shape[self.axis]
+        self.sizes = self._promised(sizes)
+        self.exchanges = self.sizes is None
+        self.compares = self.promised_equal = isinstance(sizes, str)
+        self.operand = Operand(self.block, None if self.scalar else restore, out, self.verb)
+        self.count, self.dtype = self.block.size, self.block.dtype
+
+    def _promised(self, sizes: Any) -> tuple[int, ...] | None:
+        if sizes is None:
+            return None
+        if isinstance(sizes, str):
+            if sizes != "equal":
+                raise ArgumentError(f"{self.verb}: sizes {sizes!r} must be None, 'equal' or ints.")
+            return (self.length,) * self.view.size
+        given = cuts.check_sizes(sizes, self.view.size, None, self.verb)
+        if given[self.view.rank] != self.length:
+            raise ArgumentError(
+                f"{self.verb}: sizes {given} promise {given[self.view.rank]} from rank "
+                f"{self.view.rank}, x has {self.length} along axis {self.axis}."
+            )
+        return given
+
+    def agreed(self) -> list[str]:
+        shape = self.block.shape
+        if not self.promised_equal:
+            shape = block_shape(shape, self.axis, -1)
+        shown = str(shape).replace("-1", "*")
+        promise = self.sizes if self.sizes is not None else "exchanged"
+        if self.promised_equal:
+            promise = "equal"
+        return [
+            f"verb={self.verb}",
+            f"dtype={describe.dtype_text(self.block.dtype)}",
+            f"shape={shown}",
+            f"axis={self.axis}",
+            f"sizes={promise}",
+        ]
+
+    def agreed_nbytes(self) -> int:
+        shape = self.result_shape(self.sizes or (0,))
+        return describe.nbytes_of(self.block.dtype, shape)
+
+    def lengths(self, headers: Sequence[Header] | None) -> tuple[int, ...]:
+        """Return every rank's length along the axis."""
+        if self.sizes is not None:
+            return self.sizes
+        assert headers is not None
+        return tuple(h.length for h in headers)
+
+    def result_shape(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the concatenation."""
+        return block_shape(self.block.shape, self.axis, sum(lengths))
+
+    def gathered(self, lengths: Sequence[int], verb: str, root: int | None) -> Steps:
+        """Receive the concatenation and hand it back."""
+        memory, shape = self.view.memory, self.result_shape(lengths)
+        self.operand.check(shape, self.verb)
+        direct = rows_before(shape, self.axis) == 1
+        recv = self.operand.target(memory, shape, direct)
+        unit = describe.nbytes_of(recv.dtype, block_shape(self.block.shape, self.axis, 1))
+        yield Operation(
+            verb,
+            memory.bytes(memory.pack(self.block)),
+            memory.bytes(recv),
+            root=root,
+            recv_counts=[n * unit for n in lengths],
+        )
+        return self.operand.hand_back(memory.join(recv, shape, lengths, self.axis))
+
+
+class AllGather(_Gathering):
+    """Every rank gets all ranks' arrays, concatenated along an axis."""
+
+    verb = "all_gather"
+
+    def steps(self, headers: Sequence[Header] | None) -> Steps:
+        lengths = self.lengths(headers)
+        return (yield from self.gathered(lengths, "all_gather", None))
+
+
+class Gather(_Gathering):
+    """The root gets all ranks' arrays, concatenated along an axis; the others None."""
+
+    verb = "gather"
+
+    def __init__(self, view: View, x: Any, root: int, axis: int, sizes: Any, out: Any) -> None:
+        self.view = view
+        self.root = self.check_root(root)
+        super().__init__(view, x, axis, sizes, out if view.rank == self.root else None)
+
+    def agreed(self) -> list[str]:
+        return [*super().agreed(), f"root={self.root}"]
+
+    def steps(self, headers: Sequence[Header] | None) -> Steps:
+        if self.view.rank == self.root:
+            return (yield from self.gathered(self.lengths(headers), "gather", self.root))
+        yield Operation("gather", self.view.memory.bytes(self.view.memory.pack(self.block)), root=self.root)
+        return None
+
+
+class Scatter(Request):
+    """Each rank gets its part, along an axis, of the root's array."""
+
+    verb = "scatter"
+    exchanges = True
+
+    def __init__(self, view: View, x: Any, root: int, axis: int, sizes: Any, out: Any) -> None:
+        super().__init__(view)
+        self.root = self.check_root(root)
+        self.out = out
+        self.array: Array | None = None
+        self.restore = None
+        self.out_array = adopt_out(out, self.verb).view() if out is not None else None
+        if view.rank == self.root:
+            try:
+                self._take(x, axis, sizes)
+            except HpcparError as error:
+                self.refused = error
+
+    def _take(self, x: Any, axis: int, sizes: Any) -> None:
+        if x is None:
+            raise ArgumentError(f"scatter: x is None on rank {self.root}, which is the root.")
+        array, self.restore = adopt(x, self.verb)
+        if array.ndim == 0:
+            raise ArgumentError("scatter: x is 0-d, it needs an axis to cut.")
+        self.axis = check_axis(axis, array.ndim, self.verb)
+        length = array.shape[self.axis]
+        self.sizes = (
+            cuts.uneven(length, self.view.size)
+            if sizes is None
+            else cuts.check_sizes(sizes, self.view.size, length, self.verb)
+        )
+        self.array = array
+        self.count, self.dtype = array.size, array.dtype
+
+    def agreed(self) -> list[str]:
+        return ["verb=scatter", f"root={self.root}"]
+
+    def local(self) -> list[str]:
+        fields = [] if self.refused is None else [f"refused={self.refused}"]
+        if self.array is not None:
+            kind = describe.kind_text(self.array)
+            fields = [f"kind={kind}", f"axis={self.axis}", f"sizes={list(self.sizes)}"]
+        if self.out_array is not None:
+            fields.append(f"out={describe.kind_text(self.out_array)}")
+        return fields
+
+    def _parts(self, headers: Sequence[Header]) -> tuple[Any, list[tuple[int, ...]], int]:
+        root = headers[self.root].fields()
+        dtype, shape = describe.read_kind(root["kind"])
+        axis, sizes = int(root["axis"]), describe.read_ints(root["sizes"])
+        return dtype, [block_shape(shape, axis, n) for n in sizes], axis
+
+    def objection(self, headers: Sequence[Header]) -> str | None:
+        dtype, shapes, _ = self._parts(headers)
+        for rank, header in enumerate(headers):
+            needed = describe.kind_text_of(dtype, shapes[rank])
+            given = header.field("out")
+            if given is not None and given != needed:
+                return f"scatter: out of rank {rank} is {given}, its part is {needed}"
+        return None
+
+    def steps(self, headers: Sequence[Header] | None) -> Steps:
+        assert headers is not None
+        dtype, shapes, axis = self._parts(headers)
+        memory, mine = self.view.memory, shapes[self.view.rank]
+        operand = Operand(memory.empty((0,), dtype), self.restore, self.out, self.verb)
+        recv = operand.target(memory, mine)
+        send, counts = None, []
+        if self.array is not None:
+            send = memory.bytes(memory.cut(self.array, self.sizes, axis))
+            counts = [describe.nbytes_of(dtype, shape) for shape in shapes]
+        yield Operation("scatter", send, memory.bytes(recv), root=self.root, send_counts=counts)
+        return operand.hand_back(recv.reshape(mine))
+
+
+class AllToAll(Request):
+    """Each rank sends a part of its array to every rank and joins what it receives."""
+
+    verb = "all_to_all"
+
+    def __init__(self, view: View, x: Any, axis: int, sizes: Any, out: Any) -> None:
+        super().__init__(view)
+        array, restore = adopt(x, self.verb)
+        if array.ndim == 0:
+            raise ArgumentError("all_to_all: x is 0-d, it needs an axis to cut.")
+        self.axis = check_axis(axis, array.ndim, self.verb)
+        length = array.shape[self.axis]
+        self.sizes = (
+            cuts.uneven(length, view.size)
+            if sizes is None
+            else cuts.check_sizes(sizes, view.size, length, self.verb)
+        )
+        self.operand = Operand(array, restore, out, self.verb)
+        self.count, self.dtype = array.size, array.dtype
+
+    def agreed(self) -> list[str]:
+        shown = str(block_shape(self.operand.array.shape, self.axis, -1)).replace("-1", "*")
+        return [
+            "verb=all_to_all",
+            f"dtype={describe.dtype_text(self.operand.array.dtype)}",
+            f"shape={shown}",
+            f"axis={self.axis}",
+        ]
+
+    def steps(self, headers: Sequence[Header] | None) -> Steps:
+        array, memory = self.operand.array, self.view.memory
+        lengths = yield from _exchange_counts(self.sizes, self.view)
+        shape = block_shape(array.shape, self.axis, sum(lengths))
+        unit = describe.nbytes_of(array.dtype, block_shape(array.shape, self.axis, 1))
+        recv = memory.empty((count_of(shape),), array.dtype)
+        yield Operation(
+            "all_to_all",
+            memory.bytes(memory.cut(array, self.sizes, self.axis)),
+            memory.bytes(recv),
+            send_counts=[n * unit for n in self.sizes],
+            recv_counts=[n * unit for n in lengths],
+        )
+        # Only now is it known what out must be: the traffic is over, the ranks stay in step.
+        self.operand.check(shape, self.verb)
+        return self.operand.hand_back(memory.join(recv, shape, lengths, self.axis))
+
+
+def _exchange_counts(counts: Sequence[int], view: View) -> Steps:
+    """Tell every rank how much it gets from me; return how much I get from each."""
+    send = np.asarray(counts, np.int64)
+    if view.memory.empty((1,), send.dtype).strides == (0,):  # no data moves: all ranks are alike
+        return [counts[view.rank]] * view.size
+    recv = np.empty_like(send)
+    ones = [8] * view.size
+    yield Operation(
+        "all_to_all",
+        as_bytes(send),
+        as_bytes(recv),
+        send_counts=ones,
+        recv_counts=ones,
+        kind="counts",
+    )
+    return [int(n) for n in recv]
+
+
+class Permute(Request):
+    """Send to one rank and receive from one, by a list of (source, destination) pairs."""
+
+    verb = "permute"
+    exchanges = True
+
+    def __init__(self, view: View, x: Any, pairs: Any, out: Any) -> None:
+        super().__init__(view)
+        array, restore = adopt(x, self.verb)
+        self.operand = Operand(array, restore, out, self.verb)
+        self.pairs = _check_pairs(pairs, view.size)
+        self.destination = dict(self.pairs).get(view.rank)
+        self.source = {d: s for s, d in self.pairs}.get(view.rank)
+        self.count, self.dtype = array.size, array.dtype
+
+    def agreed(self) -> list[str]:
+        return ["verb=permute", f"pairs={self.pairs}"]
+
+    def local(self) -> list[str]:
+        fields = [f"kind={describe.kind_text(self.operand.array)}"]
+        if self.operand.out is not None:
+            fields.append(f"out={describe.kind_text(self.operand.out)}")
+        return fields
+
+    def objection(self, headers: Sequence[Header]) -> str | None:
+        for source, destination in self.pairs:
+            sent, given = headers[source].field("kind"), headers[destination].field("out")
+            if given is not None and given != sent:
+                return f"permute: out of rank {destination} is {given}, it receives {sent}"
+        return None
+
+    def steps(self, headers: Sequence[Header] | None) -> Steps:
+        assert headers is not None
+        memory, size = self.view.memory, self.view.size
+        shape, dtype = (0,), np.dtype(np.uint8)
+        if self.source is not None:
+            dtype, shape = describe.read_kind(headers[self.source].fields()["kind"])
+        recv = memory.empty((count_of(shape),), dtype)
+        send = memory.bytes(memory.pack(self.operand.array))
+        yield Operation(
+            "all_to_all",
+            send[: send.size if self.destination is not None else 0],
+            memory.bytes(recv),
+            send_counts=[send.size if r == self.destination else 0 for r in range(size)],
+            recv_counts=[recv.nbytes if r == self.source else 0 for r in range(size)],
+        )
+        return None if self.source is None else self.operand.hand_back(recv.reshape(shape))
+
+
+def _check_pairs(pairs: Any, size: int) -> list[tuple[int, int]]:
+    try:
+        found = [(s, d) for s, d in pairs]
+    except (TypeError, ValueError):
+        raise ArgumentError(f"permute: pairs {pairs!r} must be (source, destination) pairs.") from None
+    for name, ranks in (("source", [s for s, _ in found]), ("destination", [d for _, d in found])):
+        for rank in ranks:
+            check_rank(rank, size, "permute", name)
+        if len(set(ranks)) != len(ranks):
+            raise ArgumentError(f"permute: pairs {found} name a {name} twice; each rank once.")
+    return [(int(s), int(d)) for s, d in found]

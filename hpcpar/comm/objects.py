@@ -1,0 +1,116 @@
+"""Object verbs: arrays and plain containers through the safe codec, as bytes through the verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._arrays import Array
+from ..errors import ArgumentError, HpcparError, UnsupportedError
+from . import codec
+from .sizes import starts
+
+if TYPE_CHECKING:
+    from .group import Group
+
+__all__ = ["all_gather", "all_to_all", "broadcast", "gather", "recv", "scatter", "send"]
+
+
+def _encoded(obj: Any, allow_pickle: bool) -> Array:
+    return np.frombuffer(codec.join(codec.encode(obj, allow_pickle=allow_pickle)), np.uint8)
+
+
+def _decoded(data: Array, allow_pickle: bool) -> Any:
+    return codec.decode(memoryview(data), allow_pickle=allow_pickle)
+
+
+def _cut(data: Array, sizes: Sequence[int], allow_pickle: bool) -> list[Any]:
+    begins = starts(sizes)
+    return [_decoded(data[b : b + n], allow_pickle) for b, n in zip(begins, sizes, strict=True)]
+
+
+def _lengths(group: Group, mine: int) -> list[int]:
+    return [int(n) for n in group.all_gather(np.array([mine]), sizes=(1,) * group.size)]
+
+
+def broadcast(group: Group, obj: Any, root: int, allow_pickle: bool) -> Any:
+    """Copy the root's object to every rank; an object that cannot travel is refused on all."""
+    if group.rank != root:
+        return _received(group.broadcast(root=root), root, allow_pickle)
+    try:
+        payload = _encoded((True, obj), allow_pickle)
+    except HpcparError as error:
+        group.broadcast(_encoded((False, str(error)), False), root=root)
+        raise
+    return _received(group.broadcast(payload, root=root), root, allow_pickle)
+
+
+def _received(data: Array, root: int, allow_pickle: bool) -> Any:
+    fine, value = _decoded(data, allow_pickle)
+    if not fine:
+        raise UnsupportedError(f"broadcast_object: root {root} refused: {value}")
+    return value
+
+
+def all_gather(group: Group, obj: Any, allow_pickle: bool) -> list[Any]:
+    """Return every rank's object."""
+    data = _encoded(obj, allow_pickle)
+    sizes = _lengths(group, data.size)
+    return _cut(group.all_gather(data, sizes=sizes), sizes, allow_pickle)
+
+
+def gather(group: Group, obj: Any, root: int, allow_pickle: bool) -> list[Any] | None:
+    """Return every rank's object on the root."""
+    data = _encoded(obj, allow_pickle)
+    sizes = _lengths(group, data.size)
+    joined = group.gather(data, root=root, sizes=sizes)
+    return None if joined is None else _cut(joined, sizes, allow_pickle)
+
+
+def _each(group: Group, objs: Any, verb: str, allow_pickle: bool) -> list[Array]:
+    if not isinstance(objs, Sequence) or len(objs) != group.size:
+        raise ArgumentError(f"{verb}: objs must be a sequence of {group.size}, one per rank.")
+    return [_encoded(obj, allow_pickle) for obj in objs]
+
+
+def scatter(group: Group, objs: Sequence[Any] | None, root: int, allow_pickle: bool) -> Any:
+    """Give each rank one of the root's objects; what the root refuses is refused on all."""
+    if group.rank != root:
+        return _scattered(group.scatter(root=root), root, allow_pickle)
+    try:
+        each = _each(group, objs, "scatter_object", allow_pickle)
+    except HpcparError as error:
+        note = np.concatenate([np.zeros(1, np.uint8), _encoded(str(error), False)])
+        group.scatter(np.tile(note, group.size), root=root, sizes=[note.size] * group.size)
+        raise
+    marked = [np.concatenate([np.ones(1, np.uint8), data]) for data in each]
+    mine = group.scatter(np.concatenate(marked), root=root, sizes=[m.size for m in marked])
+    return _scattered(mine, root, allow_pickle)
+
+
+def _scattered(data: Array, root: int, allow_pickle: bool) -> Any:
+    value = _decoded(data[1:].copy(), allow_pickle)
+    if not data[0]:
+        raise UnsupportedError(f"scatter_object: root {root} refused: {value}")
+    return value
+
+
+def all_to_all(group: Group, objs: Sequence[Any], allow_pickle: bool) -> list[Any]:
+    """Send ``objs[r]`` to rank r and return what comes, by rank."""
+    each = _each(group, objs, "all_to_all_object", allow_pickle)
+    lengths = np.array([data.size for data in each])
+    sizes = [int(n) for n in group.all_to_all(lengths, sizes=(1,) * group.size)]
+    joined = group.all_to_all(np.concatenate(each), sizes=[int(n) for n in lengths])
+    return _cut(joined, sizes, allow_pickle)
+
+
+def send(group: Group, obj: Any, dst: int, tag: int, allow_pickle: bool) -> None:
+    """Send an object to one rank."""
+    group.send(_encoded(obj, allow_pickle), dst, tag=tag)
+
+
+def recv(group: Group, src: int | None, tag: int | None, allow_pickle: bool) -> Any:
+    """Receive an object."""
+    return _decoded(group.recv(src, tag=tag), allow_pickle)

@@ -1,0 +1,158 @@
+"""Progress of asynchronous operations: one communication thread per process, order per group."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from .backend import Backend, Operation
+from .request import Steps
+from .work import Work
+
+__all__ = ["Flow", "Progress"]
+
+# Pauses between two looks at operations that did not move: short at first, so that small messages
+# are fast; longer later, so that a thread that waits leaves the core to the computation.
+_FIRST_PAUSE, _LAST_PAUSE = 20e-6, 500e-6
+_SIGNALS = 0.05
+
+
+class Flow:
+    """One call on its way: its operations are started in order and tested until they end."""
+
+    __slots__ = ("_backend", "_current", "_deadline", "_ended", "_late", "_steps", "work")
+
+    def __init__(
+        self,
+        steps: Steps,
+        backend: Backend,
+        work: Work,
+        ended: Callable[[Work, Any, BaseException | None], None],
+        deadline: float | None,
+        late: Callable[[Operation], BaseException],
+    ) -> None:
+        self._steps = steps
+        self._backend = backend
+        self._current: list[Operation] | None = None
+        self._ended = ended
+        self._deadline = deadline
+        self._late = late
+        self.work = work
+
+    def advance(self) -> bool:
+        """Move on without blocking; return whether the call has ended."""
+        try:
+            while self._current is None or self._tested():
+                step = next(self._steps)
+                self._current = step if isinstance(step, list) else [step]
+                for op in self._current:
+                    op.lane, op.deadline = 1, self._deadline
+                    self._backend.start(op)
+        except StopIteration as stop:
+            self._ended(self.work, stop.value, None)
+        except BaseException as error:  # the caller's thread raises it from wait()
+            self._ended(self.work, None, error)
+        else:
+            return False
+        return True
+
+    def _tested(self) -> bool:
+        assert self._current is not None
+        done = [self._backend.test(op) for op in self._current]
+        if all(done):
+            return True
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise self._late(self._current[done.index(False)])
+        return False
+
+
+class Progress:
+    """Moves flows on: in order per key, keys independent of each other.
+
+    Attributes
+    ----------
+    threaded : bool
+        Whether a communication thread may run; without it flows move in `wait` and `done`.
+    """
+
+    def __init__(self, threaded: bool) -> None:
+        self.threaded = threaded
+        self._queues: dict[Hashable, deque[Flow]] = {}
+        self._wake = threading.Condition()
+        self._turning = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    def submit(self, key: Hashable, flow: Flow) -> None:
+        """Queue `flow` behind the flows of `key`."""
+        with self._wake:
+            self._queues.setdefault(key, deque()).append(flow)
+            if self.threaded and self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="hpcpar-comm", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def drive(self, work: Work, timeout: float | None) -> None:
+        """Return when `work` is done or `timeout` seconds have passed."""
+        end = None if timeout is None else time.monotonic() + timeout
+        if self.threaded:
+            self._watch(work, end)
+            return
+        pause = _FIRST_PAUSE
+        while not work.join(0):
+            moved = self._turn()
+            if end is not None and time.monotonic() >= end:
+                return
+            pause = _FIRST_PAUSE if moved else self._rest(pause)
+
+    def _watch(self, work: Work, end: float | None) -> None:
+        """Wait in slices, so that signals are seen."""
+        while True:
+            left = _SIGNALS if end is None else min(_SIGNALS, end - time.monotonic())
+            if work.join(max(0.0, left)) or left <= 0:
+                return
+
+    def drain(self, timeout: float) -> bool:
+        """Wait for every queued flow; return whether all ended."""
+        end = time.monotonic() + timeout
+        while self._queues and time.monotonic() < end:
+            if not self.threaded:
+                self._turn()
+            time.sleep(1e-3)
+        return not self._queues
+
+    def stop(self) -> None:
+        """End the communication thread; queued flows stay where they are."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5)
+
+    def _loop(self) -> None:
+        pause = _FIRST_PAUSE
+        while not self._stopping:
+            with self._wake:
+                while not self._queues and not self._stopping:
+                    self._wake.wait()
+            pause = _FIRST_PAUSE if self._turn() else self._rest(pause)
+
+    def _rest(self, pause: float) -> float:
+        time.sleep(pause)
+        return min(pause * 1.5, _LAST_PAUSE)
+
+    def _turn(self) -> bool:
+        """Give every head flow one chance; return whether one ended."""
+        ended = False
+        with self._turning:
+            for key, queue in list(self._queues.items()):
+                while queue and queue[0].advance():
+                    ended = True
+                    with self._wake:
+                        queue.popleft()
+                        if not queue:
+                            del self._queues[key]
+        return ended

@@ -1,0 +1,168 @@
+"""One record per operation (C), and what its numbers mean in words.
+
+The bytes on the wire are those of the bandwidth-optimal algorithm on this rank's counts; where
+the backend is MPI, whose algorithm is its own, they are a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .._arrays import DTYPE_NAMES
+from .backend import Operation
+from .sizes import uneven
+
+__all__ = ["VERBS", "Entry", "Traffic", "describe_records", "traffic", "traffic_of", "verb_code"]
+
+#: Verbs by record code; the order is part of the record's format.
+VERBS = (
+    *("none", "barrier", "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter"),
+    *("reduce_scatter", "all_to_all", "scan", "send", "recv", "sendrecv", "permute", "probe"),
+)
+_CODES = {verb: code for code, verb in enumerate(VERBS)}
+
+
+def verb_code(verb: str) -> int:
+    """Return the record's code of `verb`."""
+    return _CODES[verb]
+
+
+class Traffic(NamedTuple):
+    """Bytes this rank sends and receives in one operation, and how many messages it sends."""
+
+    sent: int
+    received: int
+    messages: int
+
+
+class Entry(NamedTuple):
+    """One record, as `_core.Recorder.last` gives it."""
+
+    slot: int
+    seq: int
+    verb: int
+    dtype: int
+    count: int
+    itemsize: int
+    peer: int
+    start_ns: int
+    end_ns: int
+    status: int
+    sent: int
+    received: int
+    messages: int
+
+
+def traffic(
+    verb: str,
+    rank: int,
+    size: int,
+    *,
+    nbytes: int = 0,
+    itemsize: int = 1,
+    sent_parts: Sequence[int] = (),
+    received_parts: Sequence[int] = (),
+    root: int = 0,
+) -> Traffic:
+    """Return the bytes that `verb` moves on `rank`, by the bandwidth-optimal algorithm.
+
+    Parameters
+    ----------
+    nbytes
+        Bytes of this rank's whole buffer.
+    sent_parts, received_parts
+        Bytes per rank, for the verbs that cut or join.
+
+    References
+    ----------
+    Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+    2009: an all-reduce moves at least 2 (p-1)/p n per rank.
+
+    Examples
+    --------
+    >>> traffic("all_reduce", 0, 4, nbytes=4096, itemsize=4)
+    Traffic(sent=6144, received=6144, messages=6)
+    """
+    if size == 1 and verb not in ("send", "recv", "sendrecv"):
+        return Traffic(0, 0, 0)
+    if verb in ("all_reduce", "reduce_scatter"):
+        parts = list(sent_parts) or [n * itemsize for n in uneven(nbytes // itemsize, size)]
+        rest, mine = sum(parts) - parts[rank], (size - 1) * parts[rank]
+        if verb == "reduce_scatter":
+            return Traffic(rest, mine, size - 1)
+        return Traffic(rest + mine, rest + mine, 2 * (size - 1))
+    if verb in ("broadcast", "reduce", "scan"):
+        return _chain(verb, rank, size, nbytes, root)
+    return _parts(verb, rank, size, nbytes, list(sent_parts), list(received_parts), root)
+
+
+def _chain(verb: str, rank: int, size: int, nbytes: int, root: int) -> Traffic:
+    """Pass whole buffers along the ranks, pipelined: each but the last sends n once."""
+    place = rank if verb == "scan" else (rank - root) % size
+    first, last = place == 0, place == size - 1
+    if verb == "reduce":
+        first, last = last, first
+    return Traffic(0 if last else nbytes, 0 if first else nbytes, 0 if last else 1)
+
+
+def _parts(
+    verb: str, rank: int, size: int, nbytes: int, sent: list[int], got: list[int], root: int
+) -> Traffic:
+    own = sent[rank] if sent else nbytes
+    if verb == "all_gather":
+        return Traffic((size - 1) * nbytes, sum(got) - nbytes, size - 1)
+    if verb == "gather":
+        return Traffic(0, sum(got) - nbytes, 0) if rank == root else Traffic(nbytes, 0, 1)
+    if verb == "scatter":
+        if rank == root:
+            return Traffic(sum(sent) - own, 0, size - 1)
+        return Traffic(0, nbytes, 0)
+    if verb in ("all_to_all", "permute"):
+        out = sum(sent) - own
+        return Traffic(out, sum(got) - (got[rank] if got else 0), sum(n > 0 for n in sent))
+    return Traffic(sum(sent), sum(got), int(verb in ("send", "sendrecv")))
+
+
+def describe_records(entries: Sequence[Sequence[int]], names: Sequence[str]) -> str:
+    """Return records as lines, oldest first, for error messages.
+
+    Examples
+    --------
+    >>> print(describe_records([(0, 17, 2, 12, 4096, 4, -1, 0, 42_000, 0, 0, 0, 0)], ["tp"]))
+      tp #17 all_reduce float32[4096] 16.0 KiB done 42 us
+    """
+    return "\n".join(f"  {_line(Entry(*entry), names)}" for entry in entries)
+
+
+def _line(entry: Entry, names: Sequence[str]) -> str:
+    what = f"{names[entry.slot]} #{entry.seq} {VERBS[entry.verb]}"
+    if entry.count or entry.dtype:
+        kib = entry.count * entry.itemsize / 1024
+        what += f" {DTYPE_NAMES[entry.dtype]}[{entry.count}] {kib:.1f} KiB"
+    if not entry.end_ns:
+        return f"{what} not done"
+    state = "done" if entry.status == 0 else "failed"
+    return f"{what} {state} {(entry.end_ns - entry.start_ns) / 1000:.0f} us"
+
+
+def traffic_of(op: Operation, rank: int, size: int) -> Traffic:
+    """Return the traffic of one operation of the backend seam."""
+    buffer = op.send if op.send is not None else op.recv
+    if buffer is None:
+        steps = (size - 1).bit_length() if op.verb == "barrier" else 0
+        return Traffic(0, 0, steps)
+    item = buffer.dtype.itemsize
+    if op.verb in ("send", "recv"):
+        return Traffic(*((buffer.nbytes, 0, 1) if op.verb == "send" else (0, buffer.nbytes, 0)))
+    verb = "scan" if op.verb == "exscan" else op.verb
+    return traffic(
+        verb,
+        rank,
+        size,
+        nbytes=buffer.nbytes,
+        itemsize=item,
+        sent_parts=[n * item for n in op.send_counts],
+        received_parts=[n * item for n in op.recv_counts],
+        root=op.root or 0,
+    )

@@ -1,0 +1,189 @@
+"""A verb's call on one rank, normalised: what it is, what must agree, which operations it takes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Hashable, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import numpy as np
+
+from .._arrays import Array, Restore, adopt, count_of, is_array, memory_overlaps, same_memory
+from ..errors import ArgumentError, HpcparError
+from . import tree
+from .agree import Header
+from .backend import Operation
+from .layout import Memory, check_out
+
+__all__ = ["Operand", "Request", "Steps", "View", "operands"]
+
+#: Operations to run (a list runs together), then the verb's result.
+Steps: TypeAlias = Generator["Operation | list[Operation]", None, Any]
+
+
+class View(NamedTuple):
+    """What a request knows of its group."""
+
+    rank: int
+    size: int
+    memory: Memory
+
+
+class Request(ABC):
+    """One call of one verb; subclasses are the verbs.
+
+    Attributes
+    ----------
+    verb : str
+    exchanges : bool
+        Whether headers must travel whatever `check` says: some rank lacks a size.
+    compares : bool
+        Whether headers travel unless `check` is "off": something was promised.
+    order : Hashable
+        What keeps order among asynchronous calls; None = the group's one order.
+    length : int
+        Local length that headers carry.
+    weight : float
+        Weight that headers carry.
+    refused : HpcparError or None
+        What is wrong with arguments that only the root has; the others must hear of it.
+    dtype, count : numpy dtype or None, int
+        For the record.
+    """
+
+    verb: ClassVar[str]
+    exchanges: bool = False
+    compares: bool = False
+    length: int = -1
+    weight: float = 1.0
+    dtype: np.dtype[Any] | None = None
+    count: int = 0
+    root: int = -1
+    order: Hashable = None
+    refused: HpcparError | None = None
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    @abstractmethod
+    def agreed(self) -> list[str]:
+        """Return the "field=value" texts that must be the same on every rank."""
+
+    def local(self) -> list[str]:
+        """Return further "field=value" texts that other ranks may need."""
+        return []
+
+    def refusal(self, headers: Sequence[Header]) -> str | None:
+        """Return why the root, whose arguments only it knows, refuses; the root itself raises."""
+        if self.refused is not None:
+            raise self.refused
+        reason = headers[self.root].field("refused") if self.root >= 0 else None
+        return None if reason is None else f"{self.verb}: root {self.root} refused: {reason}"
+
+    def objection(self, headers: Sequence[Header]) -> str | None:
+        """Return what the headers break beyond plain equality, the same on every rank."""
+        return None
+
+    @abstractmethod
+    def steps(self, headers: Sequence[Header] | None) -> Steps:
+        """Yield the operations to run and return the verb's result."""
+
+    def signature(self) -> object:
+        """Return a hashable value equal for calls that look alike."""
+        return (self.verb, *self.agreed())
+
+    def agreed_nbytes(self) -> int:
+        """Return the size by which every rank decides alike whether to compare; 0 = small."""
+        return 0
+
+    def check_root(self, root: int) -> int:
+        """Return `root` as an int in ``0..size-1``, or raise ArgumentError."""
+        return check_rank(root, self.view.size, self.verb, "root")
+
+
+def check_rank(rank: Any, size: int, verb: str, name: str) -> int:
+    """Return `rank` as an int in ``0..size-1``, or raise ArgumentError."""
+    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
+        raise ArgumentError(f"{verb}: {name} {rank!r} must be an integer rank in the group.")
+    if not 0 <= rank < size:
+        raise ArgumentError(f"{verb}: {name} {rank} must be in 0..{size - 1}, a rank in the group.")
+    return int(rank)
+
+
+class Operand:
+    """One array of a call: the input, where the result goes, how it is handed back."""
+
+    __slots__ = ("array", "given", "out", "restore")
+
+    def __init__(self, array: Array, restore: Restore | None, out: Any, verb: str) -> None:
+        self.array = array.view()  # stays writable while the caller's array is locked
+        self.restore = restore
+        self.given = out
+        self.out: Array | None = None
+        if out is not None:
+            self.out = adopt_out(out, verb).view()
+
+    def check(self, shape: tuple[int, ...], verb: str) -> None:
+        """Refuse an `out` that cannot take a result of `shape` or overlaps the input."""
+        if self.out is None:
+            return
+        check_out(self.out, shape, self.array.dtype, verb)
+        if not same_memory(self.out, self.array) and memory_overlaps(self.out, self.array):
+            raise ArgumentError(
+                f"{verb}: out overlaps x without being x. Pass out=x to work in place."
+            )
+
+    @property
+    def in_place(self) -> bool:
+        """Whether `out` is the input itself."""
+        return self.out is not None and same_memory(self.out, self.array)
+
+    def target(self, memory: Memory, shape: tuple[int, ...], direct: bool = True) -> Array:
+        """Return the flat buffer that receives a result of `shape`: `out` itself if it can."""
+        out = self.out
+        if direct and out is not None and _is_plain(out):
+            return out.reshape(-1)
+        return memory.empty((count_of(shape),), self.array.dtype)
+
+    def hand_back(self, result: Array) -> Any:
+        """Return `result` in the caller's kind, written to `out` if there is one."""
+        if self.out is None:
+            return result if self.restore is None else self.restore(result)
+        if not same_memory(self.out, result):
+            self.out[...] = result
+        return self.given
+
+
+def adopt_out(out: Any, verb: str) -> Array:
+    """Return `out` as a NumPy array on the same memory; numbers cannot be written to."""
+    if isinstance(out, (np.generic, bool, int, float, complex)):
+        raise ArgumentError(f"{verb}: out is a {type(out).__name__}, which cannot be written to.")
+    return adopt(out, verb, "out")[0]
+
+
+def _is_plain(x: Array) -> bool:
+    return x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative
+
+
+def operands(
+    x: Any, out: Any, verb: str
+) -> tuple[list[Operand], tree.Structure | None, Sequence[str]]:
+    """Return the leaves of `x` with their outs, the tree's structure (None: no tree), names."""
+    if is_array(x):
+        array, restore = adopt(x, verb)
+        return [Operand(array, restore, out, verb)], None, ("x",)
+    leaves, structure = tree.flatten(x)
+    names = [f"x{path}" for path in structure.paths()]
+    outs = _out_leaves(out, structure, verb) if out is not None else [None] * len(leaves)
+    found = []
+    for leaf, name, leaf_out in zip(leaves, names, outs, strict=True):
+        array, restore = adopt(leaf, verb, name)
+        found.append(Operand(array, restore, leaf_out, verb))
+    return found, structure, names
+
+
+def _out_leaves(out: Any, structure: tree.Structure, verb: str) -> list[Any]:
+    leaves, given = ([], None) if is_array(out) else tree.flatten(out)
+    if given != structure:
+        raise ArgumentError(f"{verb}: out must be a tree of the same structure as x.")
+    return leaves

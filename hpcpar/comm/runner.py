@@ -1,0 +1,292 @@
+"""How a call runs on one rank: checked, recorded, driven here or handed to progress."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from .. import _core
+from .._arrays import dtype_code
+from ..errors import ArgumentError, CollectiveTimeout, GroupFailed, HpcparError
+from . import record, where
+from .agree import Header, disagreement, mismatch
+from .backend import Backend, Operation
+from .frozen import ArrayLocks
+from .layout import Memory
+from .progress import Flow, Progress
+from .request import Request, Steps, View
+from .settings import Settings, check_timeout
+from .work import Work
+
+__all__ = ["Home", "Runner"]
+
+_CHECKED_NBYTES = 65536
+_CHECKED_CALLS = 16
+_SIGNATURES = 4096
+
+
+class Home:
+    """What all groups of one rank share.
+
+    Attributes
+    ----------
+    recorder : _core.Recorder
+    progress : Progress
+    settings : Settings
+    memory : Memory
+    hosts : tuple of str
+        Host of each global rank.
+    locks : ArrayLocks
+    slots : list of (str, tuple of int)
+        Name and global ranks of a group by record slot.
+    groups : dict
+        Open groups by global ranks.
+    """
+
+    def __init__(
+        self, progress: Progress, settings: Settings, memory: Memory, hosts: Sequence[str]
+    ) -> None:
+        self.recorder = _core.Recorder()
+        self.locks = ArrayLocks()
+        self.progress = progress
+        self.settings = settings
+        self.memory = memory
+        self.hosts = tuple(hosts)
+        self.slots: list[tuple[str, tuple[int, ...]]] = []
+        self.groups: dict[tuple[int, ...], Any] = {}
+
+    def register(self, name: str, rank: int, ranks: tuple[int, ...]) -> int:
+        """Return the record slot of a group; a group made anew goes on in its old slot."""
+        if (name, ranks) in self.slots:
+            return self.slots.index((name, ranks))
+        slot = self.recorder.add_group(name, rank, len(ranks))
+        self.slots.append((name, ranks))
+        return slot
+
+    def last_operations(self, count: int = 8) -> str:
+        """Return the last records as lines."""
+        return record.describe_records(self.recorder.last(count), [n for n, _ in self.slots])
+
+
+class Runner:
+    """Runs the calls of one group on this rank, one at a time.
+
+    Attributes
+    ----------
+    home : Home
+    backend : Backend
+    view : View
+    state : {"ok", "failed", "closed"}
+    patient : int
+        While above 0 the default deadline is suspended.
+    """
+
+    def __init__(self, home: Home, backend: Backend, ranks: tuple[int, ...], name: str) -> None:
+        self.home = home
+        self.backend = backend
+        self.state: Literal["ok", "failed", "closed"] = "ok"
+        self.view = View(backend.rank, backend.size, home.memory)
+        self.patient = 0
+        self._ranks = ranks
+        self._name = name
+        self._slot = home.register(name, backend.rank, ranks)
+        self._cause: BaseException | None = None
+        self._busy = threading.Lock()
+        self._unclaimed: list[Work] = []
+        self._seen: dict[object, int] = {}
+
+    def here(self, seq: int | None = None) -> str:
+        """Return ``[rank r/n, group 'name', #seq]`` for messages."""
+        number = "" if seq is None else f", #{seq}"
+        return f"[rank {self.view.rank}/{self.view.size}, group {self._name!r}{number}]"
+
+    def fail(self, cause: BaseException) -> None:
+        """Make every later call raise GroupFailed because of `cause`."""
+        if self.state == "ok":
+            self.state, self._cause = "failed", cause
+
+    def check_usable(self, verb: str) -> None:
+        """Raise GroupFailed, or the error of a Work that nobody waited for."""
+        if self.state != "ok":
+            raise GroupFailed(f"{verb}: the group is {self.state}: {self._cause}.") from self._cause
+        if self._unclaimed:
+            self.raise_unclaimed()
+
+    def raise_unclaimed(self) -> None:
+        """Raise the first error of an asynchronous operation that nobody has seen."""
+        works, self._unclaimed = self._unclaimed, []
+        for work in works:
+            error = work.exception() if not work.claimed else None
+            if error is not None:
+                raise error
+
+    def call(
+        self,
+        verb: str,
+        make: Callable[[View], Request],
+        timeout: float | None,
+        async_op: bool,
+        given: Any = None,
+    ) -> Any:
+        """Run the request that `make` builds: check, record, drive, or hand to progress."""
+        if not self._busy.acquire(blocking=False):
+            raise ArgumentError(
+                f"{verb}: another thread is in a call on this group {self.here()}. "
+                "Give each thread its own group."
+            )
+        try:
+            with where.located(self.here):
+                self.check_usable(verb)
+                default = None if self.patient else self.home.settings.timeout
+                limit = check_timeout(timeout, verb, default)
+                request = make(self.view)
+            if async_op:
+                return self._begin(request, timeout, limit, given)
+            return self._finish(request, timeout, limit)
+        finally:
+            self._busy.release()
+
+    def _finish(self, request: Request, timeout: float | None, limit: float | None) -> Any:
+        ticket, seq = self._open(request)
+        status = 1
+        try:
+            with where.located(lambda: self.here(seq), self.home.last_operations):
+                steps = self._flow(request, ticket, seq, timeout)
+                polled = timeout is not None or self.home.settings.check == "full"
+                deadline = None if limit is None else time.monotonic() + limit
+                result = self._drive(request, steps, deadline, polled)
+            status = 0
+            return result
+        finally:
+            self.home.recorder.end(ticket, status)
+
+    def _open(self, request: Request) -> tuple[int, int]:
+        recorder, dtype = self.home.recorder, request.dtype
+        seq = recorder.seq(self._slot)
+        code, itemsize = (0, 1) if dtype is None else (dtype_code(dtype), dtype.itemsize)
+        verb = record.verb_code(request.verb)
+        ticket = recorder.begin(self._slot, verb, code, request.count, itemsize, request.root)
+        return ticket, seq
+
+    def _drive(self, request: Request, steps: Steps, deadline: float | None, polled: bool) -> Any:
+        """Run the operations of a call on this thread."""
+        backend = self.backend
+        while True:
+            try:
+                step = next(steps)
+            except StopIteration as stop:
+                return stop.value
+            ops = step if isinstance(step, list) else [step]
+            for op in ops:
+                op.deadline, op.polled = deadline, polled
+            if len(ops) == 1:
+                on_time = backend.run(ops[0])
+            else:
+                for op in ops:
+                    backend.start(op)
+                on_time = all([backend.wait(op) for op in ops])
+            if not on_time:
+                raise self._late(request, ops[-1])
+
+    def _late(self, request: Request, op: Operation) -> CollectiveTimeout:
+        missing = self.backend.missing(op)
+        who = "which ranks are missing is unknown" if missing is None else f"missing: {missing}"
+        error = CollectiveTimeout(f"{request.verb}: not done at the deadline, {who}.")
+        if request.order is None:  # a collective that some have begun; messages just did not come
+            self.fail(error)
+        return error
+
+    def _begin(
+        self, request: Request, timeout: float | None, limit: float | None, given: Any
+    ) -> Work:
+        self.backend.prepare_lane(1)
+        ticket, seq = self._open(request)
+        work = Work(request.verb, self.home.progress)
+        release = self.home.locks.lock(given)
+
+        def ended(work: Work, result: Any, error: BaseException | None) -> None:
+            release()
+            self.home.recorder.end(ticket, int(error is not None))
+            if isinstance(error, HpcparError):
+                where.place(error, self.here(seq), self.home.last_operations())
+            if error is not None:
+                self._unclaimed.append(work)
+            work.finish(result, error)
+
+        flow = Flow(
+            self._flow(request, ticket, seq, timeout),
+            self.backend,
+            work,
+            ended,
+            None if limit is None else time.monotonic() + limit,
+            lambda op: self._late(request, op),
+        )
+        self.home.progress.submit(self._order(request), flow)
+        return work
+
+    def _order(self, request: Request) -> Hashable:
+        return (self._ranks, request.order)
+
+    def _flow(self, request: Request, ticket: int, seq: int, timeout: float | None) -> Steps:
+        """Yield what the call takes: headers first where ranks must compare, then its steps."""
+        headers = None
+        if request.order is None and (request.exchanges or self._compares(request, timeout)):
+            headers = yield from self._exchange(request, seq)
+            message = disagreement(headers) or request.refusal(headers) or request.objection(headers)
+            if message is not None:
+                raise mismatch(message, self.here(seq))
+        steps = request.steps(headers)
+        try:
+            step = next(steps)
+            while True:
+                yield step
+                for op in step if isinstance(step, list) else [step]:
+                    self._count(ticket, op)
+                step = next(steps)
+        except StopIteration as stop:
+            return stop.value
+
+    def _count(self, ticket: int, op: Operation) -> None:
+        if op.kind != "counts":
+            moved = record.traffic_of(op, self.view.rank, self.view.size)
+            self.home.recorder.sent(ticket, *moved)
+
+    def _compares(self, request: Request, timeout: float | None) -> bool:
+        """Whether headers travel for safety; every rank decides alike if all is well."""
+        check = self.home.settings.check
+        if self.view.size == 1:
+            return False
+        if self.backend.always_checks or check == "full" or timeout is not None:
+            return True
+        if check == "off":
+            return False
+        if request.compares or request.agreed_nbytes() >= _CHECKED_NBYTES:
+            return True
+        if len(self._seen) > _SIGNATURES:
+            self._seen.clear()
+        key = request.signature()
+        times = self._seen.get(key, 0)
+        self._seen[key] = times + 1
+        return times < _CHECKED_CALLS
+
+    def _exchange(self, request: Request, seq: int) -> Any:
+        local = request.local()
+        if self.home.settings.check == "full":
+            local = [*local, f"site={where.call_site()}"]
+        mine = Header.make(request.agreed(), local, request.length, request.weight, seq)
+        if self.view.size == 1:
+            return [mine]
+        op = Operation("exchange", np.frombuffer(mine.pack(), np.uint8))
+        yield op
+        headers = [Header.unpack(data) for data in op.result]
+        longest = max(h.full_nbytes for h in headers)
+        if not any(h.cut for h in headers):
+            return headers
+        text = mine.text.encode().ljust(longest, b"\0")
+        op = Operation("exchange", np.frombuffer(text, np.uint8))
+        yield op
+        return [h.with_text(data) for h, data in zip(headers, op.result, strict=True)]

@@ -1,0 +1,110 @@
+"""Work: the handle of an asynchronous operation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..errors import CollectiveTimeout
+
+__all__ = ["Driver", "Work"]
+
+
+class Driver(Protocol):
+    """Who moves operations on while a Work is waited for."""
+
+    def drive(self, work: Work, timeout: float | None) -> None:
+        """Return when `work` is done or `timeout` seconds have passed."""
+
+
+class Work:
+    """An operation on its way, as an asynchronous verb returns it.
+
+    Local. The arrays given to the verb are read-only until the operation is done. A Work may be
+    dropped: the operation still runs; its error, if nobody waits for it, is raised by the next
+    call on its group or by `shutdown`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import hpcpar as hp
+    >>> work = hp.as_group().all_reduce(np.ones(2), async_op=True)
+    >>> work.wait()
+    array([1., 1.])
+    """
+
+    def __init__(self, verb: str, driver: Driver) -> None:
+        self._verb = verb
+        self._driver = driver
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[Work], object]] = []
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._claimed = False
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Return the verb's result when it is there; blocks.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait; None waits until the operation ends by itself.
+
+        Raises
+        ------
+        CollectiveTimeout
+            `timeout` passed; the operation goes on and may be waited for again.
+        HpcparError
+            What the operation ended with.
+        """
+        if not self._event.is_set():
+            self._driver.drive(self, timeout)
+            if not self._event.is_set():
+                raise CollectiveTimeout(f"{self._verb}: wait: not done after {timeout} s.")
+        self._claimed = True
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def done(self) -> bool:
+        """Whether the operation has ended, well or with an error; does not block."""
+        if not self._event.is_set():
+            self._driver.drive(self, 0.0)
+        return self._event.is_set()
+
+    def exception(self) -> BaseException | None:
+        """Return the error of an ended operation, or None; does not block."""
+        if self.done() and self._error is not None:
+            self._claimed = True
+        return self._error
+
+    def on_done(self, fn: Callable[[Work], object]) -> None:
+        """Call ``fn(work)`` when the operation has ended; at once if it has.
+
+        `fn` runs on the thread that ends the operation and must not block.
+        """
+        with self._lock:
+            if not self._event.is_set():
+                self._callbacks.append(fn)
+                return
+        fn(self)
+
+    @property
+    def claimed(self) -> bool:
+        """Whether somebody has seen the outcome."""
+        return self._claimed
+
+    def finish(self, result: Any, error: BaseException | None) -> None:
+        """Set the outcome; called once by the driver."""
+        self._result, self._error = result, error
+        with self._lock:
+            self._event.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for fn in callbacks:
+            fn(self)
+
+    def join(self, timeout: float | None) -> bool:
+        """Block until another thread ends the operation; return whether it did."""
+        return self._event.wait(timeout)

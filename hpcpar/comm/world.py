@@ -1,0 +1,387 @@
+"""Start and end: init, shutdown, as_group, and the default group."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArgumentError, LaunchError, MismatchError
+from . import launch, watch
+from .backend import Backend
+from .bootstrap import Bootstrap, MpiBootstrap, load_mpi
+from .fake import FakeBackend
+from .group import Group, current_group
+from .layout import Memory, NoMemory
+from .progress import Progress
+from .runner import Home
+from .settings import Settings
+from .threads import Shared, ThreadsBackend
+
+__all__ = ["as_group", "current", "init", "rank", "run_ranks", "shutdown", "size", "world"]
+
+_DRAIN_SECONDS = 30.0
+
+
+@dataclass
+class _World:
+    """What `init` made: the group and how to undo it."""
+
+    group: Group
+    settings: Settings
+    given: Any
+    close: list[Callable[[], None]] = field(default_factory=list)
+
+
+class _Place:
+    """Holds the world of a process, or of one thread that plays a rank."""
+
+    def __init__(self, world: _World | None = None) -> None:
+        self.world = world
+
+
+# The default is one object that all contexts of the process share, so that threads which the user
+# starts see the world that the main thread initialised.
+_place: ContextVar[_Place] = ContextVar("hpcpar_world", default=_Place())  # noqa: B039
+
+
+def init(
+    *,
+    comm: Any = None,
+    backend: str = "auto",
+    timeout: float | None = 1800.0,
+    check: str = "auto",
+    deterministic: bool = False,
+) -> Group:
+    """Start hpcpar and return the world group, which becomes the default group.
+
+    Collective over the job. Plain ``python script.py`` is a world of one and loads no MPI. Called
+    again with the same arguments it returns the same group.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm, optional
+        The ranks to use; duplicated. None: all ranks that were launched together.
+    backend : {"auto", "mpi", "threads", "fake"}
+        Who carries the data; "fake" plays ``HPCPAR_FAKE=rank/size`` without data.
+    timeout : float or None
+        Default deadline of a call, seconds; None = never. ``HPCPAR_TIMEOUT`` of rank 0 replaces
+        the default.
+    check : {"auto", "full", "off"}
+        When ranks compare their calls before data moves, on backends that can choose.
+    deterministic : bool
+        Bits independent of the layout of ranks over nodes.
+
+    Returns
+    -------
+    Group
+
+    Raises
+    ------
+    ArgumentError
+        Unknown value, or `init` was called before with other arguments.
+    LaunchError
+        Several processes were started, but each is a world of one.
+    BackendUnavailable
+        MPI is needed and cannot be loaded.
+    MismatchError
+        The ranks call with different arguments or run different versions.
+
+    Examples
+    --------
+    >>> import hpcpar as hp
+    >>> hp.init().size
+    1
+    """
+    settings = Settings(backend, timeout, check, deterministic)  # type: ignore[arg-type]
+    place = _place.get()
+    if place.world is None:
+        place.world = _start(settings, comm)
+    elif place.world.settings != settings or place.world.given is not comm:
+        raise ArgumentError(
+            f"init: called before with {place.world.settings.describe()}, now with "
+            f"{settings.describe()}. Call shutdown() first, or use the same arguments."
+        )
+    return place.world.group
+
+
+def _start(settings: Settings, comm: Any) -> _World:
+    env = os.environ
+    if settings.backend == "fake":
+        return _alone(settings, FakeBackend(*_fake_place(env.get("HPCPAR_FAKE", "0/1"))))
+    if comm is None and settings.backend != "mpi":
+        if settings.backend == "threads" or not launch.is_launched(env):
+            launch.check_world(env, 1)
+            return _alone(settings, ThreadsBackend(Shared(1), (0,), 0))
+    mpi = load_mpi()
+    launch.check_world(env, mpi.COMM_WORLD.Get_size(), mpi.get_vendor()[0])
+    world = _on_mpi(settings, comm if comm is not None else mpi.COMM_WORLD)
+    world.given = comm
+    world.close.insert(0, watch.install_guard(world.group))
+    return world
+
+
+def _fake_place(text: str) -> tuple[int, int]:
+    rank_text, _, size_text = text.partition("/")
+    if not (rank_text.isdigit() and size_text.isdigit() and int(rank_text) < int(size_text)):
+        raise ArgumentError(f"init: HPCPAR_FAKE={text!r} must be rank/size, such as 0/1024.")
+    return int(rank_text), int(size_text)
+
+
+def _alone(settings: Settings, backend: Backend) -> _World:
+    """Return a world without peers to ask."""
+    memory = NoMemory() if isinstance(backend, FakeBackend) else Memory()
+    settings_text = _environment_timeout(settings)
+    hosts = [_host()] * backend.size
+    home = Home(Progress(threaded=True), settings_text, memory, hosts)
+    group = Group(home, backend, range(backend.size), "world")
+    home.groups[group.ranks] = group
+    return _World(group, settings, None)
+
+
+def _on_mpi(settings: Settings, comm: Any) -> _World:
+    from .mpi import MpiBackend
+
+    mpi = load_mpi()
+    own = comm.Dup()
+    agreed, hosts = _agree(MpiBootstrap(own), settings)
+    home = Home(Progress(mpi.Query_thread() == mpi.THREAD_MULTIPLE), agreed, Memory(), hosts)
+    backend = MpiBackend(own, deterministic=settings.deterministic)
+    group = Group(home, backend, range(backend.size), "world")
+    home.groups[group.ranks] = group
+    return _World(group, settings, comm)
+
+
+def _agree(bootstrap: Bootstrap, settings: Settings) -> tuple[Settings, list[str]]:
+    """Compare arguments and versions over all ranks; settings of the environment are rank 0's."""
+    from .._version import __version__
+
+    local = _environment_timeout(settings)
+    mine = f"{settings.describe()} version={__version__}"
+    text = "\0".join((mine, repr(local.timeout), _host()))
+    rows = [data.decode().split("\0") for data in bootstrap.all_gather(text.encode())]
+    for other, row in enumerate(rows):
+        if row[0] != rows[0][0]:
+            raise MismatchError(
+                f"init: rank 0 has {rows[0][0]}, rank {other} has {row[0]} "
+                f"[rank {bootstrap.rank}/{bootstrap.size}]. Call init alike on all ranks."
+            )
+    timeout = None if rows[0][1] == "None" else float(rows[0][1])
+    agreed = Settings(settings.backend, timeout, settings.check, settings.deterministic)
+    return agreed, [row[2] for row in rows]
+
+
+def _environment_timeout(settings: Settings) -> Settings:
+    text = os.environ.get("HPCPAR_TIMEOUT")
+    if text is None or settings.timeout != 1800.0:
+        return settings
+    try:
+        timeout = None if text == "none" else float(text)
+    except ValueError:
+        raise LaunchError(f"init: HPCPAR_TIMEOUT={text!r} must be seconds or 'none'.") from None
+    return Settings(settings.backend, timeout, settings.check, settings.deterministic)
+
+
+def _host() -> str:
+    """Name this machine, containers of one host with one name apart."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()} {boot}"
+
+
+def shutdown() -> None:
+    """End hpcpar: wait for asynchronous operations, free the groups, take back the hooks.
+
+    Collective over the world. MPI stays as it was found; `init` may be called again. Without a
+    world it does nothing.
+
+    Raises
+    ------
+    HpcparError
+        The error of an asynchronous operation that nobody waited for.
+    """
+    place = _place.get()
+    if place.world is None:
+        return
+    world, place.world = place.world, None
+    current_group.set(None)
+    _close(world)
+
+
+def _close(world: _World) -> None:
+    home = world.group._home
+    drained = home.progress.drain(_DRAIN_SECONDS)
+    home.progress.stop()
+    try:
+        if not drained:
+            raise ArgumentError("shutdown: asynchronous operations are not done on all ranks.")
+        for group in list(home.groups.values()):
+            group.raise_unclaimed()
+    finally:
+        for undo in world.close:
+            undo()
+        for group in list(home.groups.values()):
+            group.free()
+
+
+def as_group(comm: Any = None) -> Group:
+    """Return the Group of a communicator, for libraries: touches nothing global.
+
+    Collective over `comm` at first use. No hook, no handler, no thread.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm, Group or None
+        A Group is returned as it is. None: the default group if there is one, else MPI's world
+        if MPI runs, else a world of one.
+
+    Raises
+    ------
+    ArgumentError
+        It is something else.
+
+    Examples
+    --------
+    >>> import hpcpar as hp
+    >>> hp.as_group().all_reduce(3)
+    3
+    """
+    if isinstance(comm, Group):
+        return comm
+    mpi = sys.modules.get("mpi4py.MPI")
+    if comm is None:
+        found = current_group.get() or _default_group()
+        if found is not None:
+            return found
+        if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+            return _alone(Settings(), ThreadsBackend(Shared(1), (0,), 0)).group
+        comm = mpi.COMM_WORLD
+    if mpi is None or not isinstance(comm, mpi.Intracomm):
+        raise ArgumentError(
+            f"as_group: comm is a {type(comm).__name__}; it must be an mpi4py Intracomm, a Group "
+            "or None."
+        )
+    from .mpi import cached_on
+
+    found = cached_on(comm, lambda: _on_mpi(Settings(backend="mpi"), comm).group)
+    assert isinstance(found, Group)
+    return found
+
+
+def _default_group() -> Group | None:
+    world = _place.get().world
+    return None if world is None else world.group
+
+
+def current() -> Group:
+    """Return the default group: of the innermost ``with group:``, else the world.
+
+    Raises
+    ------
+    ArgumentError
+        `init` was not called.
+    """
+    found = current_group.get() or _default_group()
+    if found is None:
+        raise ArgumentError("hpcpar is not started. Call hpcpar.init() first.")
+    return found
+
+
+def world() -> Group:
+    """Return the group of all ranks.
+
+    Raises
+    ------
+    ArgumentError
+        `init` was not called.
+    """
+    found = _default_group()
+    if found is None:
+        raise ArgumentError("world: hpcpar is not started. Call hpcpar.init() first.")
+    return found
+
+
+def rank() -> int:
+    """Return my rank in the default group."""
+    return current().rank
+
+
+def size() -> int:
+    """Return the size of the default group."""
+    return current().size
+
+
+def run_ranks(
+    num_ranks: int,
+    body: Callable[..., Any],
+    *args: Any,
+    check: str = "auto",
+    timeout: float | None = 1800.0,
+) -> list[Any]:
+    """Run ``body(group, *args)`` on ranks that are threads of this process.
+
+    In the body `init`, `world`, `rank` and the verbs work as in a job of `num_ranks`.
+
+    Parameters
+    ----------
+    num_ranks : int
+    body : callable
+        Gets its Group first.
+    check, timeout
+        As in `init`.
+
+    Returns
+    -------
+    list
+        What each rank's body returned.
+
+    Raises
+    ------
+    BaseException
+        The first error that is no consequence of another; a note names its rank.
+
+    Examples
+    --------
+    >>> from hpcpar.testing import run_ranks
+    >>> run_ranks(3, lambda group: group.all_reduce(group.rank))
+    [3, 3, 3]
+    """
+    from .threads import start_ranks
+
+    if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
+        raise ArgumentError(f"run_ranks: num_ranks {num_ranks!r} must be an integer >= 1.")
+    settings = Settings("auto", timeout, check)  # type: ignore[arg-type]
+
+    def on_rank(mine: int, shared: Shared) -> Any:
+        backend = ThreadsBackend(shared, range(num_ranks), mine)
+        home = Home(Progress(threaded=True), settings, Memory(), [_host()] * num_ranks)
+        group = Group(home, backend, range(num_ranks), "world")
+        home.groups[group.ranks] = group
+        _place.set(_Place(_World(group, settings, None)))
+        try:
+            return body(group, *args)
+        finally:
+            home.progress.stop()
+
+    outcomes = start_ranks(num_ranks, on_rank, Shared(num_ranks))
+    _raise_first([error for _, error in outcomes])
+    return [result for result, _ in outcomes]
+
+
+def _raise_first(errors: Sequence[BaseException | None]) -> None:
+    from ..errors import GroupFailed, RankFailed
+
+    found = [(r, e) for r, e in enumerate(errors) if e is not None]
+    causes = [(r, e) for r, e in found if not isinstance(e, (GroupFailed, RankFailed))]
+    for place, error in causes or found:
+        error.add_note(f"[rank {place}/{len(errors)}]")
+        raise error
+
+

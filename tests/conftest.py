@@ -1,0 +1,52 @@
+"""The one fixture of multi-rank tests: ranks as threads, or the real ranks under mpiexec."""
+
+import os
+import traceback
+
+import pytest
+
+import hpcpar as hp
+from hpcpar.comm import launch
+from hpcpar.testing import run_ranks
+
+SIZES = (1, 2, 3, 4)
+ON_MPI = launch.is_launched(os.environ)
+
+
+def pytest_generate_tests(metafunc):
+    if "ranks" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("sizes")
+        sizes = [n for n in (marker.args if marker else SIZES) if not ON_MPI or n <= world().size]
+        if ON_MPI and not marker:
+            sizes = [world().size]
+        metafunc.parametrize("ranks", sizes, indirect=True, ids=[f"n{n}" for n in sizes])
+
+
+def world():
+    return hp.init()
+
+
+@pytest.fixture
+def ranks(request):
+    """Return a function that runs ``body(group)`` on every rank and returns my result."""
+    if not ON_MPI:
+        return lambda body, **how: run_ranks(request.param, body, **how)
+    return lambda body, **how: run_on_mpi(request.param, body)
+
+
+def run_on_mpi(size, body):
+    """Run the body on the first `size` ranks of the world; all fail with the first traceback."""
+    everyone = world()
+    group = everyone.subgroup(range(size))
+    text, result = "", None
+    if group.rank >= 0:
+        try:
+            with group:
+                result = body(group)
+        except BaseException:
+            text = traceback.format_exc()
+    failures = everyone.all_gather_object(text)
+    first = next((f"on rank {r}:\n{t}" for r, t in enumerate(failures) if t), None)
+    if first is not None:
+        pytest.fail(first, pytrace=False)
+    return result

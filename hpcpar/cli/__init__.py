@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from hpcpar.cli import info, run
-from hpcpar.errors import HpcparError
+from ..errors import HpcparError
+from . import info, run
 
 __all__ = ["main"]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from hpcpar.comm.bootstrap import library_name, load_mpi
-from hpcpar.comm.libmpi import find_mpiexec, foreign_mpiexec, libmpi_path
-from hpcpar.errors import HpcparError
+from ..comm.bootstrap import library_name, load_mpi
+from ..comm.libmpi import find_mpiexec, foreign_mpiexec, libmpi_path
+from ..errors import HpcparError
 
 __all__ = ["Facts", "blas", "cores", "devices", "mpi", "native", "shared_memory", "software"]
 

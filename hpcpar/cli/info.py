@@ -11,10 +11,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
-from hpcpar.cli import facts
-from hpcpar.cli.command import Command
-from hpcpar.cli.facts import Facts
-from hpcpar.comm.bootstrap import (
+from ..comm.bootstrap import (
     Bootstrap,
     MpiBootstrap,
     SelfBootstrap,
@@ -22,8 +19,11 @@ from hpcpar.comm.bootstrap import (
     load_mpi,
     thread_level,
 )
-from hpcpar.comm.launch import check_world, detect, is_launched
-from hpcpar.errors import HpcparError
+from ..comm.launch import check_world, detect, is_launched
+from ..errors import HpcparError
+from . import facts
+from .command import Command
+from .facts import Facts
 
 __all__ = ["COMMAND", "blas_warning", "job"]
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcpar.cli.command import Command
-from hpcpar.comm.libmpi import find_mpiexec, mpiexec_library
-from hpcpar.errors import ArgumentError, BackendUnavailable
+from ..comm.libmpi import find_mpiexec, mpiexec_library
+from ..errors import ArgumentError, BackendUnavailable
+from .command import Command
 
 __all__ = ["COMMAND", "Plan", "plan", "separate"]
 

@@ -18,8 +18,8 @@ from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hpcpar.comm.libmpi import check_launcher, check_wheels, mpi_wheels
-from hpcpar.errors import BackendUnavailable, CollectiveTimeout, GroupFailed, LaunchError
+from ..errors import BackendUnavailable, CollectiveTimeout, GroupFailed, LaunchError
+from .libmpi import check_launcher, check_wheels, mpi_wheels
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -162,11 +162,12 @@ class StoreBootstrap(Bootstrap):
         return [self._get(f"{name}/{rank}", rank, deadline) for rank in range(self.size)]
 
     def _get(self, key: str, rank: int, deadline: float) -> bytes:
-        left = max(deadline - time.monotonic(), 0.001)
+        began = time.monotonic()
+        left = max(deadline - began, 0.001)
         try:
             self._store.wait([key], timedelta(seconds=left))
         except Exception as error:  # every store has its own
-            if time.monotonic() < deadline:
+            if time.monotonic() - began < 0.9 * left:
                 raise
             raise CollectiveTimeout(
                 f"bootstrap: rank {rank} has not set {key!r} in the store within "

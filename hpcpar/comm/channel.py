@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hpcpar.comm.bootstrap import load_mpi
+from .bootstrap import load_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, NoReturn
 
-from hpcpar.comm.channel import Channel
-from hpcpar.comm.roll import Departure, Failure, Kind, Pace, Roll
-from hpcpar.errors import GroupFailed, RankFailed
+from ..errors import GroupFailed, RankFailed
+from .channel import Channel
+from .roll import Departure, Failure, Kind, Pace, Roll
 
 __all__ = ["Guard", "Waiting", "Watched"]
 
@@ -226,8 +226,9 @@ class Guard:
             self._roll.ask(waiting.key)
         self._roll.poll()
         left = self._roll.left()
-        gone = [rank for rank in waiting.ranks if _misses(left.get(rank), waiting)]
-        if gone and (waiting.all_needed or len(gone) == len(waiting.ranks)):
+        needed = [rank for rank in waiting.ranks if rank != self._channel.rank]
+        gone = [rank for rank in needed if _misses(left.get(rank), waiting)]
+        if gone and (waiting.all_needed or gone == needed):
             names = ", ".join(f"rank {rank} (exit code {left[rank].code})" for rank in gone)
             verb = "has" if len(gone) == 1 else "have"
             self._end(

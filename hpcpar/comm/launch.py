@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hpcpar.errors import ArgumentError, LaunchError
+from ..errors import ArgumentError, LaunchError
 
 __all__ = [
     "Launch",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from hpcpar.errors import BackendUnavailable, LaunchError
+from ..errors import BackendUnavailable, LaunchError
 
 __all__ = [
     "check_launcher",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from hpcpar.comm.channel import Channel
+from .channel import Channel
 
 __all__ = ["Departure", "Failure", "Kind", "Pace", "Roll"]
 

@@ -7,15 +7,29 @@ the hook.
 """
 
 from .attention import CausalSelfAttention
+from .block import Block
 from .containers import Residual, Sequential, named_layers, replace
 from .dropout import Dropout
-from .gpt import GPT, Block
-from .layer import Ctx, Fill, Layer, OnGrad, Params, Saved, collect, scope, scope_hook
+from .gpt import GPT
+from .layer import (
+    Ctx,
+    Fill,
+    Layer,
+    OnGrad,
+    Params,
+    Saved,
+    backward_chain,
+    collect,
+    forward_chain,
+    init_children,
+    scope,
+    scope_hook,
+)
 from .linear import Embedding, Linear
 from .loss import cross_entropy, cross_entropy_backward
 from .mlp import GELU, SwiGLU, gelu_mlp
 from .norm import LayerNorm, RMSNorm
-from .numeric import cast
+from .numeric import cast, grad_fill
 
 __all__ = [
     "GELU",
@@ -36,11 +50,15 @@ __all__ = [
     "Saved",
     "Sequential",
     "SwiGLU",
+    "backward_chain",
     "cast",
     "collect",
     "cross_entropy",
     "cross_entropy_backward",
+    "forward_chain",
     "gelu_mlp",
+    "grad_fill",
+    "init_children",
     "named_layers",
     "replace",
     "scope",

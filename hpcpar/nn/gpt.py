@@ -11,7 +11,7 @@ from typing import Literal
 from .._arrays import Array, namespace
 from ..errors import ArgumentError
 from ..random import Key
-from .attention import CausalSelfAttention
+from .block import STD, Block, make_norm
 from .containers import Sequential
 from .dropout import Dropout
 from .generate import sample_tokens
@@ -29,80 +29,11 @@ from .layer import (
     scope_hook,
 )
 from .linear import Embedding, Linear
-from .mlp import SwiGLU, gelu_mlp
-from .norm import LayerNorm, RMSNorm
 from .numeric import computed_in, grad_fill, refuse, take
 
-__all__ = ["GPT", "Block"]
+__all__ = ["GPT"]
 
-_STD = 0.02
 _BODY = ("embed", "drop", "blocks", "norm")
-
-
-class Block(Layer):
-    """One transformer layer: ``x += drop(attn(norm(x)))``, then ``x += drop(mlp(norm(x)))``.
-
-    Parameters
-    ----------
-    hidden, heads, kv_heads
-        Of the attention.
-    mlp
-        ``"gelu"`` (inner width 4 C, as GPT-2) or ``"swiglu"`` (8/3 C up to a multiple of 32).
-    norm
-        ``"layer"`` (and biases everywhere, as GPT-2) or ``"rms"`` (and none, as Llama).
-    dropout
-        Share dropped from both branches.
-    out_std
-        Standard deviation of the initial weights that write to the residual stream.
-
-    Notes
-    -----
-    Children ``norm1``, ``attn``, ``drop1``, ``norm2``, ``mlp``, ``drop2``. Saved: what they save.
-    """
-
-    _first = ("norm1", "attn", "drop1")
-    _second = ("norm2", "mlp", "drop2")
-
-    def __init__(
-        self,
-        hidden: int,
-        heads: int,
-        kv_heads: int,
-        *,
-        mlp: Literal["gelu", "swiglu"] = "gelu",
-        norm: Literal["layer", "rms"] = "layer",
-        dropout: float = 0.0,
-        out_std: float = _STD,
-    ) -> None:
-        bias = norm == "layer"
-        self.children = {
-            "norm1": _norm(norm, hidden),
-            "attn": CausalSelfAttention(
-                hidden, heads, kv_heads=kv_heads, bias=bias, out_std=out_std
-            ),
-            "drop1": Dropout(dropout),
-            "norm2": _norm(norm, hidden),
-            "mlp": _mlp(mlp, hidden, bias, out_std),
-            "drop2": Dropout(dropout),
-        }
-
-    def init(self, key: Key) -> dict[str, Array]:
-        """Return the children's parameters. Local."""
-        return init_children(self, key)
-
-    def forward(self, params: Params, x: Array, ctx: Ctx) -> tuple[Array, Saved]:
-        """Map (B, T, C) -> (B, T, C). Local."""
-        y, first = forward_chain(self, self._first, params, x, ctx)
-        x = x + y
-        y, second = forward_chain(self, self._second, params, x, ctx)
-        return x + y, (first, second)
-
-    def backward(self, params: Params, saved: Saved, dy: Array, on_grad: OnGrad) -> Array:
-        """Map (B, T, C) -> (B, T, C). Local."""
-        first, second = saved
-        # not in place: a fill that runs later may still hold dy or the branch's gradient
-        dy = dy + backward_chain(self, self._second, params, second, dy, on_grad)
-        return dy + backward_chain(self, self._first, params, first, dy, on_grad)
 
 
 class GPT(Layer):
@@ -173,18 +104,18 @@ class GPT(Layer):
         self.hidden = hidden
         self.seq = seq
         self.tied = tied
-        out_std = _STD / math.sqrt(2 * layers)
+        out_std = STD / math.sqrt(2 * layers)
         kv_heads = heads if kv_heads is None else kv_heads
         blocks = [
             Block(hidden, heads, kv_heads, mlp=mlp, norm=norm, dropout=dropout, out_std=out_std)
             for _ in range(layers)
         ]
         self.children = {
-            "embed": Embedding(vocab, hidden, std=_STD),
+            "embed": Embedding(vocab, hidden, std=STD),
             "drop": Dropout(dropout),
             "blocks": Sequential(blocks),
-            "norm": _norm(norm, hidden),
-            "head": Linear(hidden, vocab, bias=False, std=_STD),
+            "norm": make_norm(norm, hidden),
+            "head": Linear(hidden, vocab, bias=False, std=STD),
         }
 
     def init(self, key: Key) -> dict[str, Array]:
@@ -263,11 +194,11 @@ class GPT(Layer):
             No token to start from, a negative `count` or `temperature`, or no key to sample with.
         """
 
-        def last_logits(window: Array) -> Array:
+        def _last_logits(window: Array) -> Array:
             h_BTC, _ = self.hidden_states(params, window[:, -self.seq :], Ctx())
             return self.logits(params, h_BTC[:, -1], Ctx())[0]
 
-        return sample_tokens(last_logits, ids, count, temperature=temperature, key=key)
+        return sample_tokens(_last_logits, ids, count, temperature=temperature, key=key)
 
 
 class _Tie:
@@ -293,27 +224,12 @@ class _Tie:
 def _sum_fill(dense: Fill, rows: Fill, param: Array) -> Fill:
     shape, dtype = param.shape, param.dtype
 
-    def compute(out: Array | None) -> Array:
+    def _compute(out: Array | None) -> Array:
         if out is None:
             out = namespace(param).empty(shape, computed_in(dtype))
         return rows(dense(out), add=True)
 
-    return grad_fill(compute, shape, dtype)
-
-
-def _norm(kind: str, width: int) -> Layer:
-    if kind not in ("layer", "rms"):
-        raise ArgumentError(f"GPT: norm is {kind!r}, needs 'layer' or 'rms'.")
-    return LayerNorm(width) if kind == "layer" else RMSNorm(width)
-
-
-def _mlp(kind: str, width: int, bias: bool, out_std: float) -> Layer:
-    if kind not in ("gelu", "swiglu"):
-        raise ArgumentError(f"GPT: mlp is {kind!r}, needs 'gelu' or 'swiglu'.")
-    if kind == "gelu":
-        return gelu_mlp(width, 4 * width, bias=bias, out_std=out_std)
-    inner = -(-8 * width // 96) * 32
-    return SwiGLU(width, inner, bias=bias, out_std=out_std)
+    return grad_fill(_compute, shape, dtype)
 
 
 def _check_sizes(**sizes: int) -> None:

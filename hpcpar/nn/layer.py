@@ -273,10 +273,10 @@ def collect(grads: MutableMapping[str, Array]) -> OnGrad:
     (6.0, 2.0)
     """
 
-    def on_grad(name: str, fill: Fill) -> None:
+    def _on_grad(name: str, fill: Fill) -> None:
         if name in grads:
             fill(grads[name], add=True)
         else:
             grads[name] = fill()
 
-    return on_grad
+    return _on_grad

@@ -61,17 +61,13 @@ class Linear(Layer):
         dy_NO = wide(dy.reshape(-1, self.outputs))
         xp, weight_OI = namespace(dy), params["weight"]
 
-        def weight_grad(out: Array | None) -> Array:
-            grad_OI: Array = xp.matmul(dy_NO.T, wide(x_NI), out=out)
-            return grad_OI
-
-        def bias_grad(out: Array | None) -> Array:
-            grad_O: Array = xp.sum(dy_NO, axis=0, out=out)
-            return grad_O
-
-        on_grad("weight", grad_fill(weight_grad, weight_OI.shape, weight_OI.dtype))
+        shape, dtype = weight_OI.shape, weight_OI.dtype
+        on_grad(
+            "weight",
+            grad_fill(lambda out: xp.matmul(dy_NO.T, wide(x_NI), out=out), shape, dtype),
+        )
         if self.bias:
-            on_grad("bias", grad_fill(bias_grad, (self.outputs,), weight_OI.dtype))
+            on_grad("bias", grad_fill(lambda out: xp.sum(dy_NO, 0, out=out), shape[:1], dtype))
         dx_NI = dy_NO @ wide(weight_OI)
         return narrow(dx_NI, dy.dtype).reshape(saved.shape)
 
@@ -115,22 +111,27 @@ class Embedding(Layer):
     def backward(self, params: Params, saved: Saved, dy: Array, on_grad: OnGrad) -> None:
         """Report ``weight`` for dy (..., C); ids have no gradient. Local."""
         ids_N, dy_NC = saved.reshape(-1), dy.reshape(-1, self.width)
-        xp, weight_VC = namespace(dy), params["weight"]
+        shape, dtype = params["weight"].shape, params["weight"].dtype
+        fill = grad_fill(
+            lambda out: _table_grad(ids_N, dy_NC, shape, out),
+            shape,
+            dtype,
+            lambda out: _add_rows(ids_N, dy_NC, out),
+        )
+        on_grad("weight", fill)
 
-        def weight_grad(out: Array | None) -> Array:
-            rows_U, sums_UC = _sums_by_id(ids_N, wide(dy_NC))
-            grad_VC = out
-            if grad_VC is None:
-                grad_VC = xp.empty(weight_VC.shape, sums_UC.dtype)
-            grad_VC[...] = 0
-            grad_VC[rows_U] = sums_UC
-            return grad_VC
 
-        def add_rows(out: Array) -> None:
-            rows_U, sums_UC = _sums_by_id(ids_N, wide(dy_NC))
-            out[rows_U] = wide(out[rows_U]) + sums_UC
+def _table_grad(ids_N: Array, dy_NC: Array, shape: tuple[int, ...], out: Array | None) -> Array:
+    rows_U, sums_UC = _sums_by_id(ids_N, wide(dy_NC))
+    grad_VC: Array = namespace(dy_NC).empty(shape, sums_UC.dtype) if out is None else out
+    grad_VC[...] = 0
+    grad_VC[rows_U] = sums_UC
+    return grad_VC
 
-        on_grad("weight", grad_fill(weight_grad, weight_VC.shape, weight_VC.dtype, add_rows))
+
+def _add_rows(ids_N: Array, dy_NC: Array, out: Array) -> None:
+    rows_U, sums_UC = _sums_by_id(ids_N, wide(dy_NC))
+    out[rows_U] = wide(out[rows_U]) + sums_UC
 
 
 def _sums_by_id(ids_N: Array, dy_NC: Array) -> tuple[Array, Array]:

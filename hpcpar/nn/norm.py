@@ -141,16 +141,11 @@ def _remove_component(grad_NC: Array, hat_NC: Array) -> Array:
 
 
 def _gain_fill(dy_NC: Array, hat_NC: Array, dtype: np.dtype[Any]) -> Fill:
-    def compute(out: Array | None) -> Array:
-        grad_C: Array = namespace(dy_NC).einsum("nc,nc->c", dy_NC, hat_NC)
-        return grad_C
-
-    return grad_fill(compute, (dy_NC.shape[1],), dtype)
+    einsum = namespace(dy_NC).einsum
+    return grad_fill(lambda out: einsum("nc,nc->c", dy_NC, hat_NC), dy_NC.shape[1:], dtype)
 
 
 def _shift_fill(dy_NC: Array, dtype: np.dtype[Any]) -> Fill:
-    def compute(out: Array | None) -> Array:
-        grad_C: Array = namespace(dy_NC).sum(dy_NC, axis=0, out=out)
-        return grad_C
-
-    return grad_fill(compute, (dy_NC.shape[1],), dtype)
+    return grad_fill(
+        lambda out: namespace(dy_NC).sum(dy_NC, axis=0, out=out), dy_NC.shape[1:], dtype
+    )

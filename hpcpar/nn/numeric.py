@@ -36,8 +36,8 @@ _BLOCK = 1 << 16  # elements: a few float32 blocks stay in a level-2 cache
 def blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
     """Yield views that together cut `arrays` along axis 0, small enough to stay in cache.
 
-    Chains of element-wise steps run two to three times faster block by block than array by
-    array. CuPy arrays come whole: there each step is a launch.
+    Chains of element-wise steps run 1.2 to 1.8 times as fast block by block as array by array.
+    CuPy arrays come whole: there each step is a launch.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def grad_fill(
     """
     direct = computed_in(dtype)
 
-    def fill(out: Array | None = None, add: bool = False) -> Array:
+    def _fill(out: Array | None = None, add: bool = False) -> Array:
         if out is None:
             if add:
                 raise ArgumentError("fill: add=True needs out. Pass the array to add to.")
@@ -138,7 +138,7 @@ def grad_fill(
             _put(out, compute(None))
         return out
 
-    return fill
+    return _fill
 
 
 def _put(out: Array, grad: Array) -> None:

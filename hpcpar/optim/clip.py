@@ -13,7 +13,7 @@ from .optimizer import Reduce
 
 __all__ = ["clip_grad_norm", "grad_norm"]
 
-_BLOCK = 1 << 15  # elements
+_BLOCK = 1 << 16  # elements
 
 
 def clip_grad_norm(

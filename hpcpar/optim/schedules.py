@@ -54,10 +54,10 @@ def warmup_cosine(peak: float, *, warmup: int, total: int, floor: float = 0.0) -
             f"warmup_cosine: warmup is {warmup}, needs 0 <= warmup < total {total}."
         )
 
-    def schedule(step: int) -> float:
+    def _schedule(step: int) -> float:
         if step < warmup:
             return peak * (step + 1) / warmup
         done = min(1.0, (step - warmup) / (total - warmup))
         return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * done))
 
-    return schedule
+    return _schedule

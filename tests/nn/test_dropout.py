@@ -26,16 +26,16 @@ def test_off_outside_training(rand):
         assert layer.backward({}, saved, x, collect({})) is x
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-def test_masks_do_not_depend_on_how_the_batch_is_cut(ranks):
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_masks_do_not_depend_on_how_the_batch_is_cut(parts):
     layer, x = Dropout(0.5), np.ones((7, 3, 5))
     whole = masks(layer, x, Ctx(train=True, key=Key(4), step=6))
-    cuts = np.linspace(0, 7, ranks + 1).astype(int)
-    parts = [
+    cuts = np.linspace(0, 7, parts + 1).astype(int)
+    pieces = [
         masks(layer, x[a:b], Ctx(train=True, key=Key(4), step=6, batch_start=int(a)))
         for a, b in pairwise(cuts)
     ]
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    np.testing.assert_array_equal(np.concatenate(pieces), whole)
 
 
 def test_masks_differ_by_step_place_and_seed():

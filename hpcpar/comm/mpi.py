@@ -1,0 +1,488 @@
+"""The MPI backend: MPI's own collectives where they can do it, our reduction where they cannot.
+
+Lane 0 (blocking calls) and lane 1 (the communication thread) have a communicator each, so that
+their orders never mix; point-to-point headers and payloads have one more for both.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from .._arrays import Array
+from .backend import Backend, Operation
+from .bootstrap import load_mpi
+from .mpi_messages import Mailbox
+from .sizes import starts, uneven
+
+__all__ = ["MpiBackend", "cached_on"]
+
+_LIMIT = 2**31 - 1  # counts of MPI-3 calls are C ints
+_DIRECT_PEERS = 64  # up to here headers go to every peer directly, so that we know who is missing
+
+_NATIVE_OPS: dict[str, frozenset[str]] = {
+    # kind of dtype -> primitives that MPI reduces with the very semantics of our table
+    "i": frozenset({"sum", "prod", "min", "max", "band", "bor", "bxor"}),
+    "u": frozenset({"sum", "prod", "min", "max", "band", "bor", "bxor"}),
+    "f": frozenset({"sum", "prod"}),
+    "c": frozenset({"sum"}),
+}
+_NATIVE_DTYPES = frozenset(
+    {*(f"{k}int{b}" for k in ("", "u") for b in (8, 16, 32, 64)), "float32", "float64"}
+    | {"complex64", "complex128"}
+)
+
+#: Requests to wait for; None where the call has blocked and is done.
+_Stages = Generator[list[Any] | None, None, None]
+
+
+class MpiBackend(Backend):
+    """Carries a group over MPI.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        Ours alone; freed by `close`.
+    deterministic : bool
+        Reduce in rank order, whatever the layout of ranks over nodes.
+    """
+
+    name = "mpi"
+
+    def __init__(self, comm: Any, *, deterministic: bool = False) -> None:
+        self._mpi: Any = load_mpi()
+        self.mpi_comm = comm
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.max_count = _LIMIT
+        self._deterministic = deterministic
+        self._ops = {
+            "sum": self._mpi.SUM,
+            "prod": self._mpi.PROD,
+            "min": self._mpi.MIN,
+            "max": self._mpi.MAX,
+            "band": self._mpi.BAND,
+            "bor": self._mpi.BOR,
+            "bxor": self._mpi.BXOR,
+        }
+        self._lanes: dict[int, Any] = {0: comm}
+        self._pending_lane: Any = None
+        self._mail = Mailbox(comm, self._mpi)
+        self._making = threading.Lock()
+
+    # -- what runs where -------------------------------------------------------------------
+
+    def supports(self, op: Operation) -> str | None:
+        """Return why MPI cannot reduce this itself, or None."""
+        if op.send is None or op.verb not in _REDUCING:
+            return None
+        dtype = op.send.dtype
+        if dtype.name not in _NATIVE_DTYPES:
+            return f"MPI has no {dtype.name}"
+        if op.op not in _NATIVE_OPS[dtype.kind]:
+            return f"MPI's {op.op} of {dtype.name} does not give what NumPy gives"
+        if self._deterministic and dtype.kind in "fc":
+            return "MPI's order of additions depends on the layout of ranks"
+        return None
+
+    def subgroup(self, ranks: Sequence[int]) -> MpiBackend:
+        """Return the backend of these ranks; collective over them."""
+        everyone = self.mpi_comm.Get_group()
+        chosen = everyone.Incl(list(ranks))
+        comm = self.mpi_comm.Create_group(chosen)
+        chosen.Free()
+        everyone.Free()
+        made = MpiBackend(comm, deterministic=self._deterministic)
+        made.max_count = self.max_count
+        return made
+
+    def close(self) -> None:
+        """Free the communicators; collective."""
+        if self._mpi.Is_finalized():
+            return
+        if self._pending_lane is not None:
+            self._lane(1)
+        for comm in self._lanes.values():
+            comm.Free()
+        self._lanes = {}
+
+    def abort(self, reason: BaseException) -> None:
+        """End the job: MPI offers nothing less that reaches the others."""
+        self._mpi.COMM_WORLD.Abort(1)
+
+    def prepare_lane(self, lane: int) -> None:
+        """Begin to make the communicator of the communication thread."""
+        with self._making:
+            if self._pending_lane is None and lane not in self._lanes:
+                self._pending_lane = self.mpi_comm.Idup()
+
+    def _lane(self, lane: int) -> Any:
+        found = self._lanes.get(lane)
+        if found is None:
+            comm, request = self._pending_lane
+            request.Wait()
+            found = self._lanes[lane] = comm
+            self._pending_lane = None
+        return found
+
+    # -- running ---------------------------------------------------------------------------
+
+    def start(self, op: Operation) -> None:
+        """Begin `op` with non-blocking calls."""
+        op.state = _Running(self._stages(op, blocking=False))
+
+    def test(self, op: Operation) -> bool:
+        """Test the requests of the current stage; go on to the next."""
+        running: _Running = op.state
+        return running.test(self._mpi)
+
+    def run(self, op: Operation) -> bool:
+        """Run `op` with blocking calls where nothing can end the wait early."""
+        if op.polled or op.verb in ("exchange", "recv", "send"):
+            self.start(op)
+            return self.wait(op)
+        for requests in self._stages(op, blocking=True):
+            if requests:
+                self._mpi.Request.Waitall(requests)
+        return True
+
+    def wait(self, op: Operation) -> bool:
+        """Wait for `op`; hand the core over now and then while it does not move."""
+        running: _Running = op.state
+        if not op.polled and running.can_block:
+            running.finish(self._mpi)
+            return True
+        spins = 0
+        while not running.test(self._mpi):
+            spins += 1
+            if op.deadline is not None and time.monotonic() > op.deadline:
+                return False
+            time.sleep(0 if spins < 2000 else 1e-4)
+        return True
+
+    def missing(self, op: Operation) -> list[int] | None:
+        """Return the ranks whose header has not come, where headers come directly."""
+        if op.verb == "exchange" and self.size <= _DIRECT_PEERS:
+            peers = [r for r in range(self.size) if r != self.rank]
+            return [r for r, q in zip(peers, op.state.requests or [], strict=False) if not q.Test()]
+        return [op.root] if op.verb in ("send", "recv") and op.root is not None else None
+
+    def _stages(self, op: Operation, blocking: bool) -> _Stages:
+        if op.verb in ("send", "recv", "probe"):
+            return self._mail.stages(op)
+        if op.verb in _REDUCING and self.supports(op) is not None:
+            return _OWN[op.verb](self, op, blocking)
+        return _DIRECT[op.verb](self, op, blocking)
+
+    def _call(self, op: Operation, blocking: bool, name: str, *args: Any) -> list[Any] | None:
+        """Call MPI's `name`, or its non-blocking twin."""
+        comm = self._lane(op.lane)
+        if blocking:
+            getattr(comm, name)(*args)
+            return None
+        return [getattr(comm, "I" + name.lower())(*args)]
+
+    # -- direct ----------------------------------------------------------------------------
+
+    def _barrier(self, op: Operation, blocking: bool) -> _Stages:
+        yield self._call(op, blocking, "Barrier")
+
+    def _exchange(self, op: Operation, blocking: bool) -> _Stages:
+        assert op.send is not None
+        rows = np.empty((self.size, op.send.size), np.uint8)
+        rows[self.rank] = op.send
+        comm = self._lane(op.lane)
+        if self.size > _DIRECT_PEERS:
+            yield [comm.Iallgather(op.send, rows)]
+        else:
+            peers = [r for r in range(self.size) if r != self.rank]
+            receives = [comm.Irecv(rows[r], r) for r in peers]
+            yield receives + [comm.Isend(op.send, r) for r in peers]
+        op.result = [row.tobytes() for row in rows]
+
+    def _broadcast(self, op: Operation, blocking: bool) -> _Stages:
+        for part in self._chunks(op.recv):
+            yield self._call(op, blocking, "Bcast", part, op.root)
+
+    def _all_reduce(self, op: Operation, blocking: bool) -> _Stages:
+        assert op.recv is not None
+        source = self._scaled(op)
+        for send, recv in zip(self._chunks(source), self._chunks(op.recv), strict=True):
+            first = self._mpi.IN_PLACE if _same_start(send, recv) else send
+            yield self._call(op, blocking, "Allreduce", first, recv, self._ops[op.op])
+        self._divide(op)
+
+    def _reduce(self, op: Operation, blocking: bool) -> _Stages:
+        source, target = self._scaled(op), op.recv
+        for i, send in enumerate(self._chunks(source)):
+            recv = None if target is None else self._chunks(target)[i]
+            in_place = recv is not None and _same_start(send, recv)
+            first = self._mpi.IN_PLACE if in_place else send
+            yield self._call(op, blocking, "Reduce", first, recv, self._ops[op.op], op.root)
+        self._divide(op)
+
+    def _scan(self, op: Operation, blocking: bool) -> _Stages:
+        assert op.recv is not None
+        name = "Scan" if op.verb == "scan" else "Exscan"
+        source = self._scaled(op)
+        for send, recv in zip(self._chunks(source), self._chunks(op.recv), strict=True):
+            first = self._mpi.IN_PLACE if _same_start(send, recv) else send
+            yield self._call(op, blocking, name, first, recv, self._ops[op.op])
+
+    def _reduce_scatter(self, op: Operation, blocking: bool) -> _Stages:
+        assert op.send is not None
+        if op.send.size > self.max_count:
+            yield from _own_reduce_scatter(self, op, blocking)
+            return
+        source = self._scaled(op)
+        counts = list(op.send_counts)
+        yield self._call(
+            op, blocking, "Reduce_scatter", source, op.recv, counts, self._ops[op.op]
+        )
+        self._divide(op)
+
+    def _all_gather(self, op: Operation, blocking: bool) -> _Stages:
+        assert op.send is not None
+        assert op.recv is not None
+        if op.recv.size > self.max_count:
+            yield from self._pairwise(op, [op.send] * self.size, self._blocks(op.recv, op))
+            return
+        counts = op.recv_counts
+        if op.recv.size == 0:
+            return
+        if len(set(counts)) == 1:
+            yield self._call(op, blocking, "Allgather", op.send, op.recv)
+        else:
+            target = [op.recv, list(counts), list(starts(counts)), self._mpi.BYTE]
+            yield self._call(op, blocking, "Allgatherv", op.send, target)
+
+    def _gather(self, op: Operation, blocking: bool) -> _Stages:
+        sends: list[Array | None] = [op.send if r == op.root else None for r in range(self.size)]
+        yield from self._pairwise(op, sends, None if op.recv is None else self._blocks(op.recv, op))
+
+    def _scatter(self, op: Operation, blocking: bool) -> _Stages:
+        assert op.recv is not None
+        sends: list[Array | None] = [None] * self.size
+        if op.send is not None:
+            sends = list(self._cut(op.send, op.send_counts))
+        receives = [op.recv if r == op.root else None for r in range(self.size)]
+        yield from self._pairwise(op, sends, receives)
+
+    def _all_to_all(self, op: Operation, blocking: bool) -> _Stages:
+        assert op.send is not None
+        assert op.recv is not None
+        yield from self._pairwise(
+            op, self._cut(op.send, op.send_counts), self._blocks(op.recv, op)
+        )
+
+    # -- parts -----------------------------------------------------------------------------
+
+    def _pairwise(
+        self,
+        op: Operation,
+        sends: Sequence[Array | None],
+        receives: Sequence[Array | None] | None,
+    ) -> _Stages:
+        """Send to and receive from every rank, in chunks that every MPI can count."""
+        comm = self._lane(op.lane)
+        receives = receives if receives is not None else [None] * self.size
+        mine, own = sends[self.rank], receives[self.rank]
+        if mine is not None and own is not None:
+            own[...] = mine
+        requests = []
+        for step in range(1, self.size):
+            src, dst = (self.rank - step) % self.size, (self.rank + step) % self.size
+            requests += [comm.Irecv(part, src) for part in self._chunks(receives[src])]
+            requests += [comm.Isend(part, dst) for part in self._chunks(sends[dst])]
+        yield requests
+
+    def _cut(self, flat: Array, counts: Sequence[int]) -> list[Array]:
+        return [flat[s : s + n] for s, n in zip(starts(counts), counts, strict=True)]
+
+    def _blocks(self, flat: Array, op: Operation) -> list[Array]:
+        return self._cut(flat, op.recv_counts)
+
+    def _chunks(self, flat: Array | None) -> list[Array]:
+        """Return `flat` in pieces that an MPI-3 count can hold; nothing for an empty array."""
+        if flat is None or flat.size == 0:
+            return []
+        if flat.size <= self.max_count:
+            return [flat]
+        step = self.max_count
+        return [flat[i : i + step] for i in range(0, flat.size, step)]
+
+    def _scaled(self, op: Operation) -> Array:
+        """Return this rank's operand, multiplied by its factor."""
+        assert op.send is not None
+        if op.factors is None:
+            return op.send
+        scaled = np.empty_like(op.send)
+        _core.reduce(scaled, [op.send], "sum", [op.factors[self.rank]], None)
+        return scaled
+
+    def _divide(self, op: Operation) -> None:
+        if op.divisor is not None and op.recv is not None:
+            _core.reduce(op.recv, [op.recv], "sum", None, op.divisor)
+
+
+class _Running:
+    """The stages of one operation: a generator, and the requests it waits for."""
+
+    __slots__ = ("_done", "_stages", "requests")
+
+    def __init__(self, stages: _Stages) -> None:
+        self._stages = stages
+        self._done = False
+        self.requests: list[Any] | None = None
+        self._next()
+
+    @property
+    def can_block(self) -> bool:
+        """Whether MPI may block on the requests; a stage without any has to be polled."""
+        return bool(self.requests) or self._done
+
+    def _next(self) -> None:
+        try:
+            self.requests = next(self._stages)
+        except StopIteration:
+            self._done, self.requests = True, None
+
+    def test(self, mpi: Any) -> bool:
+        """Move on without blocking; return whether all stages are done."""
+        while not self._done:
+            if self.requests and not mpi.Request.Testall(self.requests):
+                return False
+            waited = self.requests is not None
+            self._next()
+            if not waited and not self._done and self.requests is None:
+                return False  # a stage that waits for something other than requests: later
+        return True
+
+    def finish(self, mpi: Any) -> None:
+        """Block in MPI until all stages are done."""
+        while not self._done:
+            if self.requests:
+                mpi.Request.Waitall(self.requests)
+            self._next()
+
+
+def _same_start(a: Array, b: Array) -> bool:
+    return bool(a.ctypes.data == b.ctypes.data)
+
+
+# -- what MPI cannot reduce: all_to_all + our reduction + all_gather, at the same bound ---------
+
+
+def _parts_of(backend: MpiBackend, op: Operation, sizes: Sequence[int]) -> Array:
+    assert op.send is not None
+    return np.empty((backend.size, sizes[backend.rank]), op.send.dtype)
+
+
+def _collect(backend: MpiBackend, op: Operation, parts: Array, sizes: Sequence[int]) -> _Stages:
+    """Fill `parts` with every rank's block that is mine to reduce."""
+    assert op.send is not None
+    sends = [block.view(np.uint8) for block in backend._cut(op.send, sizes)]
+    yield from backend._pairwise(op, sends, [row.view(np.uint8) for row in parts])
+
+
+def _own_all_reduce(backend: MpiBackend, op: Operation, blocking: bool) -> _Stages:
+    assert op.recv is not None
+    sizes = uneven(op.recv.size, backend.size)
+    parts = _parts_of(backend, op, sizes)
+    yield from _collect(backend, op, parts, sizes)
+    mine = np.empty(sizes[backend.rank], op.recv.dtype)
+    _core.reduce(mine, list(parts), op.op, op.factors, op.divisor)
+    blocks = [block.view(np.uint8) for block in backend._cut(op.recv, sizes)]
+    yield from backend._pairwise(op, [mine.view(np.uint8)] * backend.size, blocks)
+
+
+def _own_reduce(backend: MpiBackend, op: Operation, blocking: bool) -> _Stages:
+    assert op.send is not None
+    sizes = uneven(op.send.size, backend.size)
+    parts = _parts_of(backend, op, sizes)
+    yield from _collect(backend, op, parts, sizes)
+    mine = np.empty(sizes[backend.rank], op.send.dtype)
+    _core.reduce(mine, list(parts), op.op, op.factors, op.divisor)
+    sends = [mine.view(np.uint8) if r == op.root else None for r in range(backend.size)]
+    blocks = None
+    if op.recv is not None:
+        blocks = [block.view(np.uint8) for block in backend._cut(op.recv, sizes)]
+    yield from backend._pairwise(op, sends, blocks)
+
+
+def _own_reduce_scatter(backend: MpiBackend, op: Operation, blocking: bool) -> _Stages:
+    assert op.recv is not None
+    parts = _parts_of(backend, op, op.send_counts)
+    yield from _collect(backend, op, parts, op.send_counts)
+    _core.reduce(op.recv, list(parts), op.op, op.factors, op.divisor)
+
+
+def _own_scan(backend: MpiBackend, op: Operation, blocking: bool) -> _Stages:
+    """Send to every later rank; each reduces what came, in rank order."""
+    assert op.send is not None
+    assert op.recv is not None
+    last = backend.rank if op.verb == "scan" else backend.rank - 1
+    rows = np.empty((last + 1, op.send.size), op.send.dtype)
+    data, mine = op.send.view(np.uint8), backend.rank
+    sends = [data if r > mine or (r == mine <= last) else None for r in range(backend.size)]
+    receives = [rows[r].view(np.uint8) if r <= last else None for r in range(backend.size)]
+    yield from backend._pairwise(op, sends, receives)
+    if len(rows):
+        factors = None if op.factors is None else op.factors[: len(rows)]
+        _core.reduce(op.recv, list(rows), op.op, factors, op.divisor)
+
+
+_Stage = Callable[[MpiBackend, Operation, bool], _Stages]
+_REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})
+_OWN: dict[str, _Stage] = {
+    "all_reduce": _own_all_reduce,
+    "reduce": _own_reduce,
+    "reduce_scatter": _own_reduce_scatter,
+    "scan": _own_scan,
+    "exscan": _own_scan,
+}
+_DIRECT: dict[str, _Stage] = {
+    "barrier": MpiBackend._barrier,
+    "exchange": MpiBackend._exchange,
+    "broadcast": MpiBackend._broadcast,
+    "all_reduce": MpiBackend._all_reduce,
+    "reduce": MpiBackend._reduce,
+    "scan": MpiBackend._scan,
+    "exscan": MpiBackend._scan,
+    "reduce_scatter": MpiBackend._reduce_scatter,
+    "all_gather": MpiBackend._all_gather,
+    "gather": MpiBackend._gather,
+    "scatter": MpiBackend._scatter,
+    "all_to_all": MpiBackend._all_to_all,
+}
+
+
+def cached_on(comm: Any, make: Callable[[], Any]) -> Any:
+    """Return what was made for this communicator before, else make it and keep it there.
+
+    It is freed with the communicator.
+    """
+    keyval = _keyval()
+    found = comm.Get_attr(keyval)
+    if found is None:
+        found = make()
+        comm.Set_attr(keyval, found)
+    return found
+
+
+@cache
+def _keyval() -> int:
+    mpi: Any = load_mpi()
+    keyval: int = mpi.Comm.Create_keyval(delete_fn=_comm_freed)
+    return keyval
+
+
+def _comm_freed(comm: Any, keyval: int, group: Any) -> None:
+    mpi: Any = load_mpi()
+    if comm not in (mpi.COMM_WORLD, mpi.COMM_SELF):  # these end inside MPI_Finalize
+        group.free()

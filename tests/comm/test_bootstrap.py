@@ -32,10 +32,9 @@ class DictStore:
         return self.kept[key]
 
     def wait(self, keys, timeout: timedelta):
+        seconds = timeout.total_seconds()
         with self.changed:
-            if not self.changed.wait_for(
-                lambda: set(keys) <= set(self.kept), timeout.total_seconds()
-            ):
+            if not self.changed.wait_for(lambda: set(keys) <= set(self.kept), seconds):
                 raise RuntimeError("wait timeout")
 
 

@@ -24,7 +24,7 @@ class PremulSum:
 
 
 def premul_sum(factor: float) -> PremulSum:
-    """Return the reduction that sums ``factor * x``, multiplied in the accumulator.
+    """Return the reduction that sums ``factor * x``, multiplied in the accumulator. Local.
 
     Parameters
     ----------

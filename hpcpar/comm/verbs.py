@@ -466,6 +466,8 @@ def recv(
 ) -> Any:
     """Receive the next array from rank `src` with `tag`; None means any.
 
+    Local, blocks until it is here.
+
     Raises
     ------
     ArgumentError
@@ -497,6 +499,8 @@ def sendrecv(
     async_op: bool = False,
 ) -> Any:
     """Send `x` to rank `dst` while receiving from rank `src`; cannot deadlock in rings.
+
+    Local, blocks until both are done.
 
     Raises
     ------
@@ -574,7 +578,10 @@ def all_gather_object(
 def gather_object(
     obj: Any, *, root: int = 0, allow_pickle: bool = False, group: Group | None = None
 ) -> list[Any] | None:
-    """Return the list of all ranks' objects on the root, None elsewhere. Collective; blocks."""
+    """Return the list of all ranks' objects on the root, None elsewhere.
+
+    Collective over `group`; blocks.
+    """
     return (group or current()).gather_object(obj, root=root, allow_pickle=allow_pickle)
 
 
@@ -592,14 +599,20 @@ def scatter_object(
 def all_to_all_object(
     objs: Sequence[Any], *, allow_pickle: bool = False, group: Group | None = None
 ) -> list[Any]:
-    """Send ``objs[r]`` to rank r; return what comes, in rank order. Collective; blocks."""
+    """Send ``objs[r]`` to rank r; return what comes, in rank order.
+
+    Collective over `group`; blocks.
+    """
     return (group or current()).all_to_all_object(objs, allow_pickle=allow_pickle)
 
 
 def send_object(
     obj: Any, dst: int, *, tag: int = 0, allow_pickle: bool = False, group: Group | None = None
 ) -> None:
-    """Send an object to rank `dst`; see `broadcast_object` for what may travel."""
+    """Send an object to rank `dst`; see `broadcast_object` for what may travel.
+
+    Local, but large messages wait for the receiver.
+    """
     (group or current()).send_object(obj, dst, tag=tag, allow_pickle=allow_pickle)
 
 
@@ -610,5 +623,8 @@ def recv_object(
     allow_pickle: bool = False,
     group: Group | None = None,
 ) -> Any:
-    """Receive an object from rank `src` with `tag`; None means any."""
+    """Receive an object from rank `src` with `tag`; None means any.
+
+    Local, blocks until it is here.
+    """
     return (group or current()).recv_object(src, tag=tag, allow_pickle=allow_pickle)

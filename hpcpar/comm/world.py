@@ -295,7 +295,7 @@ def current() -> Group:
 
 
 def world() -> Group:
-    """Return the group of all ranks.
+    """Return the group of all ranks. Local.
 
     Raises
     ------
@@ -309,12 +309,12 @@ def world() -> Group:
 
 
 def rank() -> int:
-    """Return my rank in the default group."""
+    """Return my rank in the default group. Local."""
     return current().rank
 
 
 def size() -> int:
-    """Return the size of the default group."""
+    """Return the size of the default group. Local."""
     return current().size
 
 

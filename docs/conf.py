@@ -1,19 +1,19 @@
-"""Sphinx configuration: ``sphinx-build docs build/docs``."""
+"""Sphinx configuration: ``sphinx-build -W docs build/docs``."""
 
-from importlib import metadata
+import tomllib
+from pathlib import Path
 
-project = "hpcpar"
+_pyproject = Path(__file__).parents[1] / "pyproject.toml"
+_meta = tomllib.loads(_pyproject.read_text(encoding="utf-8"))["project"]
+
+project = _meta["name"]
 author = "The hpcpar developers"
-copyright = f"2026, {author}"  # noqa: A001
-release = metadata.version("hpcpar")
+copyright = f"2026, {author}"
+release = _meta["version"]
 
 extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc"]
-source_suffix = {".md": "markdown"}
 myst_heading_anchors = 3
 html_theme = "alabaster"
-html_theme_options = {"description": metadata.metadata("hpcpar")["Summary"]}
-
-# Examples that run on several ranks are marked "python ranks=2"; colour them as Python.
-suppress_warnings = ["myst.header"]
+html_theme_options = {"description": _meta["description"]}
 numpydoc_show_class_members = False
-autodoc_typehints = "none"  # numpydoc sections say it in words
+autodoc_typehints = "none"  # the numpydoc sections say it in words

@@ -59,11 +59,11 @@ def launcher(ranks):
     return [mpiexec, "--oversubscribe", "--bind-to", "none", "-n", str(ranks)], env
 
 
-@pytest.mark.parametrize(("page", "ranks"), CASES, ids=IDS)
-def test_blocks_run(page, ranks, tmp_path):
+@pytest.mark.parametrize(("page", "size"), CASES, ids=IDS)
+def test_blocks_run(page, size, tmp_path):
     script = tmp_path / f"{page.name}.py"
-    script.write_text(scripts(page.read_text("utf-8"))[ranks], encoding="utf-8")
-    start, env = launcher(ranks)
+    script.write_text(scripts(page.read_text("utf-8"))[size], encoding="utf-8")
+    start, env = launcher(size)
     run = subprocess.run(
         [*start, sys.executable, "-W", "error", str(script)],
         cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False,

@@ -140,6 +140,13 @@ def test_generation_is_a_function_of_its_key(make_params):
     np.testing.assert_array_equal(model.generate(params, prompt, 0, key=Key(1)), prompt)
 
 
+def test_every_position_draws_anew():
+    model = GPT(**SIZES)
+    params = {name: 0 * param for name, param in model.init(Key(0)).items()}  # equal odds
+    made = model.generate(params, np.zeros((1, 1), int), 50, key=Key(0))[0, 1:]
+    assert set(made) == set(range(7))
+
+
 def test_samples_follow_the_distribution():
     model = GPT(layers=1, hidden=4, heads=1, vocab=3, seq=2)
     params = model.init(Key(0))

@@ -21,6 +21,7 @@ from hpcpar.nn import (
     cast,
     collect,
     gelu_mlp,
+    grad_fill,
 )
 from hpcpar.random import Key
 
@@ -116,6 +117,21 @@ def test_fill_gives_the_same_wherever_it_writes(rand, make_params):
             np.testing.assert_allclose(total, grad + 1, rtol=1e-14, atol=1e-14)
             single = fill(np.empty(shape, np.float32))
             np.testing.assert_array_equal(single, grad.astype(np.float32))
+
+
+def test_gradients_are_computed_in_the_bucket_itself():
+    def compute(out):
+        destinations.append(out)
+        return np.zeros(6) if out is None else out
+
+    destinations = []
+    fill, bucket = grad_fill(compute, (6,), np.dtype(np.float64)), np.zeros(12)
+    out = bucket[6:]
+    assert fill(out) is out
+    fill(bucket[::2])
+    fill(bucket.astype(np.float32)[6:])
+    assert [where is out for where in destinations] == [True, False, False]
+    assert destinations[1:] == [None, None]
 
 
 def test_fill_refuses(rand):

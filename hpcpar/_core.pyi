@@ -44,6 +44,13 @@ def reduce(
     otherwise. Integers wrap; of NaNs the first wins; min prefers -0.0, max prefers 0.0.
     """
 
+def plain_pair(x: object, out: object, /) -> int:
+    """Read the layout of two operands in one go.
+
+    1: both are exactly ndarrays of one built-in dtype, C-contiguous, aligned, native, of one
+    shape, `out` is writable, and they are disjoint. 2: the same, but one memory. 0: otherwise.
+    """
+
 def reducible(dtype: DTypeLike, op: str) -> bool:
     """Whether ``op`` (the above, "mean" or "premul_sum") has a meaning for ``dtype``."""
 
@@ -127,6 +134,8 @@ class Recorder:
         """Add traffic to the record and to the totals."""
     def end(self, ticket: int, status: int = 0, /) -> None:
         """Close a record."""
+    def done(self, ticket: int, nbytes_sent: int, nbytes_received: int, messages: int, /) -> None:
+        """`sent` and `end` with status 0 in one call."""
     def seq(self, slot: int, /) -> int:
         """Return the sequence number of the group's next operation."""
     def last(self, n: int, /) -> list[_Record]:

@@ -11,9 +11,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .._arrays import Array
 
-__all__ = ["Arrived", "Backend", "Operation"]
+__all__ = ["Arrived", "Backend", "Direct", "Operation"]
+
+
+class Direct(NamedTuple):
+    """A backend's own blocking all_reduce: ``call(x or in_place, out, handle)``."""
+
+    call: Callable[[Any, Array, Any], None]
+    handle: Any
+    in_place: Any
 
 
 class Arrived(NamedTuple):
@@ -158,6 +168,10 @@ class Backend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free what the backend holds; collective."""
+
+    def direct_all_reduce(self, primitive: str, dtype: np.dtype[Any]) -> Direct | None:
+        """Return the backend's own blocking all_reduce for plain arrays, if it has one."""
+        return None
 
     def prepare_lane(self, lane: int) -> None:  # noqa: B027 - most backends need no preparation
         """Make `lane` usable; called in issue order on every rank before its first use."""

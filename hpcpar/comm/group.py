@@ -164,9 +164,8 @@ class Group:
     def free(self) -> None:
         """Free the group whoever else holds it; collective over it."""
         if self._runner is not None and self._runner.state != "closed":
-            self._runner.state = "closed"
+            self._runner.close()
             self._home.groups.pop(self.ranks, None)
-            self._runner.backend.close()
 
     @contextmanager
     def without_deadline(self) -> Iterator[None]:
@@ -222,9 +221,18 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Reduce over all ranks, the result everywhere; see `hpcpar.all_reduce`."""
+        if out is not None and timeout is None and weight is None and not async_op:
+            return self.all_reduce_into(x, op, out)
         return self._call(
             "all_reduce", lambda v: AllReduce(v, x, op, weight, out), timeout, async_op, x
         )
+
+    def all_reduce_into(self, x: Any, op: Any, out: Any) -> Any:
+        """Reduce `x` into `out`, blocking: `all_reduce` with a hot path for plain arrays."""
+        runner = self._runner
+        if runner is not None and runner.quick.run(x, op, out):
+            return out
+        return self._call("all_reduce", lambda v: AllReduce(v, x, op, None, out), None, False)
 
     def reduce(
         self,

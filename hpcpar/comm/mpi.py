@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import _core
 from .._arrays import Array
-from .backend import Backend, Operation
+from .backend import Backend, Direct, Operation
 from .bootstrap import load_mpi
 from .mpi_messages import Mailbox
 from .sizes import starts, uneven
@@ -89,6 +89,13 @@ class MpiBackend(Backend):
         if self._deterministic and dtype.kind in "fc":
             return "MPI's order of additions depends on the layout of ranks"
         return None
+
+    def direct_all_reduce(self, primitive: str, dtype: np.dtype[Any]) -> Direct | None:
+        """Return MPI's Allreduce where `supports` has nothing against it."""
+        probe = Operation("all_reduce", np.empty(0, dtype), op=primitive)
+        if self.supports(probe) is not None:
+            return None
+        return Direct(self.mpi_comm.Allreduce, self._ops[primitive], self._mpi.IN_PLACE)
 
     def subgroup(self, ranks: Sequence[int]) -> MpiBackend:
         """Return the backend of these ranks; collective over them."""

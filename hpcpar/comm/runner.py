@@ -18,6 +18,8 @@ from .backend import Backend, Operation
 from .frozen import ArrayLocks
 from .layout import Memory
 from .progress import Flow, Progress
+from .quick import QuickAllReduce
+from .reduce_requests import AllReduce
 from .request import Request, Steps, View
 from .settings import Settings, check_timeout
 from .work import Work
@@ -81,6 +83,11 @@ class Runner:
     backend : Backend
     view : View
     state : {"ok", "failed", "closed"}
+    noisy : bool
+        Whether something stands against a call: a failure, an error that waits to be seen.
+    busy : threading.Lock
+        Held during a call.
+    quick : QuickAllReduce
     patient : int
         While above 0 the default deadline is suspended.
     """
@@ -95,9 +102,11 @@ class Runner:
         self._name = name
         self._slot = home.register(name, backend.rank, ranks)
         self._cause: BaseException | None = None
-        self._busy = threading.Lock()
-        self._unclaimed: list[Work] = []
+        self.busy = threading.Lock()
+        self.unclaimed: list[Work] = []
+        self.noisy = False
         self._seen: dict[object, int] = {}
+        self.quick = QuickAllReduce(self, self._slot)
 
     def here(self, seq: int | None = None) -> str:
         """Return ``[rank r/n, group 'name', #seq]`` for messages."""
@@ -107,18 +116,24 @@ class Runner:
     def fail(self, cause: BaseException) -> None:
         """Make every later call raise GroupFailed because of `cause`."""
         if self.state == "ok":
-            self.state, self._cause = "failed", cause
+            self.state, self._cause, self.noisy = "failed", cause, True
+
+    def close(self) -> None:
+        """Free the backend; every later call raises."""
+        self.state, self.noisy = "closed", True
+        self.backend.close()
 
     def check_usable(self, verb: str) -> None:
         """Raise GroupFailed, or the error of a Work that nobody waited for."""
         if self.state != "ok":
             raise GroupFailed(f"{verb}: the group is {self.state}: {self._cause}.") from self._cause
-        if self._unclaimed:
+        if self.unclaimed:
             self.raise_unclaimed()
 
     def raise_unclaimed(self) -> None:
         """Raise the first error of an asynchronous operation that nobody has seen."""
-        works, self._unclaimed = self._unclaimed, []
+        works, self.unclaimed = self.unclaimed, []
+        self.noisy = self.state != "ok"
         for work in works:
             error = work.exception() if not work.claimed else None
             if error is not None:
@@ -133,7 +148,7 @@ class Runner:
         given: Any = None,
     ) -> Any:
         """Run the request that `make` builds: check, record, drive, or hand to progress."""
-        if not self._busy.acquire(blocking=False):
+        if not self.busy.acquire(blocking=False):
             raise ArgumentError(
                 f"{verb}: another thread is in a call on this group {self.here()}. "
                 "Give each thread its own group."
@@ -148,7 +163,7 @@ class Runner:
                 return self._begin(request, timeout, limit, given)
             return self._finish(request, timeout, limit)
         finally:
-            self._busy.release()
+            self.busy.release()
 
     def _finish(self, request: Request, timeout: float | None, limit: float | None) -> Any:
         ticket, seq = self._open(request)
@@ -160,6 +175,8 @@ class Runner:
                 deadline = None if limit is None else time.monotonic() + limit
                 result = self._drive(request, steps, deadline, polled)
             status = 0
+            if isinstance(request, AllReduce):
+                self.quick.learn(request)
             return result
         finally:
             self.home.recorder.end(ticket, status)
@@ -214,7 +231,8 @@ class Runner:
             if isinstance(error, HpcparError):
                 where.place(error, self.here(seq), self.home.last_operations())
             if error is not None:
-                self._unclaimed.append(work)
+                self.unclaimed.append(work)
+                self.noisy = True
             work.finish(result, error)
 
         flow = Flow(
@@ -254,6 +272,14 @@ class Runner:
         if op.kind != "counts":
             moved = record.traffic_of(op, self.view.rank, self.view.size)
             self.home.recorder.sent(ticket, *moved)
+
+    def settled(self, request: Request) -> bool:
+        """Whether calls like `request` will not be compared any more."""
+        if self.view.size == 1 or self.home.settings.check == "off":
+            return not self.backend.always_checks
+        small = request.agreed_nbytes() < _CHECKED_NBYTES
+        often = self._seen.get(request.signature(), 0) >= _CHECKED_CALLS
+        return self.home.settings.check == "auto" and small and often
 
     def _compares(self, request: Request, timeout: float | None) -> bool:
         """Whether headers travel for safety; every rank decides alike if all is well."""

@@ -88,9 +88,10 @@ def all_reduce(
     >>> run_ranks(2, lambda g: g.all_reduce(np.array([1.0, 2.0]) * (g.rank + 1)).tolist())
     [[3.0, 6.0], [3.0, 6.0]]
     """
-    return (group or current()).all_reduce(
-        x, op, weight=weight, out=out, timeout=timeout, async_op=async_op
-    )
+    group = group or current()
+    if out is None or async_op or timeout is not None or weight is not None:
+        return group.all_reduce(x, op, weight=weight, out=out, timeout=timeout, async_op=async_op)
+    return group.all_reduce_into(x, op, out)
 
 
 def reduce(

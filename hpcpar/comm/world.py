@@ -102,6 +102,7 @@ def init(
     place = _place.get()
     if place.world is None:
         place.world = _start(settings, comm)
+        current_group.set(place.world.group)
     elif place.world.settings != settings or place.world.given is not comm:
         raise ArgumentError(
             f"init: called before with {place.world.settings.describe()}, now with "

@@ -40,6 +40,7 @@ int hp_py_op(const char *name);
 bool hp_py_is_native(PyArray_Descr *descr);
 
 /* One object per source file, added to the module. */
+extern PyMethodDef hp_py_layout_methods[];
 extern PyMethodDef hp_py_reduce_methods[];
 extern PyMethodDef hp_py_philox_methods[];
 extern PyType_Spec hp_py_pack_spec;

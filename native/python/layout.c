@@ -1,0 +1,43 @@
+/* The layout of a call's operands, read in one go for the hot path of blocking verbs. */
+#include "hp_python.h"
+
+/* Whether an array is exactly an ndarray of a built-in dtype, C-contiguous, aligned, native. */
+static PyArrayObject *plain(PyObject *object)
+{
+    if (!PyArray_CheckExact(object))
+        return NULL;
+    PyArrayObject *const array = (PyArrayObject *)object;
+    const bool fine = PyArray_ISCARRAY_RO(array) && PyArray_ISNBO(PyArray_DESCR(array)->byteorder);
+    return fine && !PyTypeNum_ISUSERDEF(PyArray_TYPE(array)) ? array : NULL;
+}
+
+static bool same_shape(PyArrayObject *a, PyArrayObject *b)
+{
+    const int ndim = PyArray_NDIM(a);
+    return ndim == PyArray_NDIM(b) &&
+           PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(b), ndim);
+}
+
+/* plain_pair(x, out): 1 if the two are plain, alike and disjoint, 2 if they are one memory, else 0. */
+static PyObject *plain_pair(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    (void)module;
+    if (given != 2)
+        return PyErr_Format(PyExc_TypeError, "plain_pair: takes 2 arguments, got %zd", given);
+    PyArrayObject *const x = plain(args[0]), *const out = plain(args[1]);
+    if (!x || !out || PyArray_TYPE(x) != PyArray_TYPE(out) || !PyArray_ISWRITEABLE(out) ||
+        !same_shape(x, out))
+        return PyLong_FromLong(0);
+    const char *const from = PyArray_BYTES(x), *const to = PyArray_BYTES(out);
+    if (from == to)
+        return PyLong_FromLong(2);
+    const npy_intp nbytes = PyArray_NBYTES(x);
+    return PyLong_FromLong(from + nbytes <= to || to + nbytes <= from);
+}
+
+PyMethodDef hp_py_layout_methods[] = {
+    {"plain_pair", (PyCFunction)(void (*)(void))plain_pair, METH_FASTCALL,
+     "plain_pair(x, out, /)\n--\n\n"
+     "1: both plain, alike and disjoint; 2: the same memory; 0: neither, or not plain."},
+    {NULL, NULL, 0, NULL},
+};

@@ -182,7 +182,8 @@ static void fill_sources(int dtype)
     random_bytes(sources, sizeof sources, &state);
     for (size_t s = 0; s < MAX_SRCS; s++)
         for (size_t i = 0; i < ROOM / 8 && is_float(dtype); i += 2) {
-            const double x = (double)(int64_t)(random64(&state) % 7) - 3;
+            const double whole = (double)(int64_t)(random64(&state) % 7) - 3;
+            const double x = whole == 0 && random64(&state) % 2 ? -0.0 : whole;
             const float y = (float)x;
             if (is_wide(dtype))
                 memcpy(sources[s] + 8 * i, &x, 8);

@@ -7,7 +7,7 @@
 
 enum { BYTES = sizeof(struct hp_ring) + 1024 };
 
-static _Alignas(HP_CACHE_LINE) char memory[BYTES];
+static _Alignas(HP_CACHE_LINE) char memory[BYTES + 512]; /* the end is never written to */
 
 static struct hp_ring *fresh(uint64_t start)
 {
@@ -162,6 +162,12 @@ static void test_two_threads(uint64_t start)
     CHECK(pthread_join(writer, NULL) == 0);
 }
 
+static void check_end(void)
+{
+    for (size_t i = BYTES; i < sizeof memory; i++)
+        CHECK(memory[i] == 0);
+}
+
 int main(void)
 {
     const uint64_t near_wrap = UINT64_MAX - 4095; /* the counters pass 2**64 early on */
@@ -173,5 +179,6 @@ int main(void)
     test_invalid();
     test_two_threads(0);
     test_two_threads(near_wrap);
+    check_end();
     return 0;
 }

@@ -109,7 +109,7 @@ def gelu_mlp(width: int, inner: int, *, bias: bool = True, out_std: float = 0.02
 
 
 class SwiGLU(Layer):
-    """``down(silu(gate(x)) * up(x))`` without biases.
+    """``down(silu(gate(x)) * up(x))``.
 
     Parameters
     ----------

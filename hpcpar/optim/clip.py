@@ -9,11 +9,9 @@ import numpy as np
 
 from .._arrays import Array, namespace
 from ..errors import ArgumentError
-from .optimizer import Reduce
+from .optimizer import Reduce, blocks
 
 __all__ = ["clip_grad_norm", "grad_norm"]
-
-_BLOCK = 1 << 16  # elements
 
 
 def clip_grad_norm(
@@ -78,21 +76,13 @@ def grad_norm(
         raise ArgumentError(f"clip_grad_norm: norm_type is {norm_type}, needs 2, 1 or inf.")
     op = "max" if norm_type == math.inf else "sum"
     xp = namespace(next(iter(grads.values()), None))
-    parts = [_block_norm(block, norm_type) for grad in grads.values() for block in _blocks(grad)]
+    parts = [_block_norm(block, norm_type) for grad in grads.values() for (block,) in blocks(grad)]
     total = xp.zeros((), np.float64)
     for part in parts:
         total = xp.maximum(total, part) if op == "max" else total + part
     if reduce is not None:
         total = reduce(xp.asarray(total), op)
     return math.sqrt(float(total)) if norm_type == 2 else float(total)
-
-
-def _blocks(grad: Array) -> list[Array]:
-    """Cut into parts whose float64 copies stay in cache (NumPy, contiguous), else whole."""
-    if namespace(grad) is not np or not grad.flags.c_contiguous:
-        return [grad]
-    flat = grad.reshape(-1)
-    return [flat[i : i + _BLOCK] for i in range(0, flat.size, _BLOCK)]
 
 
 def _block_norm(block: Array, norm_type: float) -> Array:

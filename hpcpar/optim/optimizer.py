@@ -16,7 +16,7 @@ import numpy as np
 from .._arrays import Array, namespace
 from ..errors import ArgumentError
 
-__all__ = ["Optimizer", "Reduce", "State", "each_parameter", "init_slots", "require"]
+__all__ = ["Optimizer", "Reduce", "State", "blocks", "each_parameter", "init_slots", "require"]
 
 State: TypeAlias = MutableMapping[str, Any]
 #: ``reduce(values, op)``: `values` combined over the ranks that hold other parts; op "sum", "max".
@@ -141,13 +141,13 @@ def each_parameter(
 
 
 def _parts(param: Array, grad: Array, arrays: tuple[Array, ...]) -> Parts:
-    for param_part, grad_part, weight, *slots in _blocks(param, grad, *arrays):
+    for param_part, grad_part, weight, *slots in blocks(param, grad, *arrays):
         yield weight, grad_part.astype(weight.dtype, copy=False), *slots
         if weight.dtype != param.dtype:
             param_part[...] = weight
 
 
-def _blocks(*arrays: Array) -> Parts:
+def blocks(*arrays: Array) -> Parts:
     """Cut arrays into flat views that stay in cache (NumPy, contiguous), else yield them whole."""
     if namespace(arrays[0]) is not np or not all(a.flags.c_contiguous for a in arrays):
         yield arrays

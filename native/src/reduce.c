@@ -55,6 +55,7 @@ struct plan {
     size_t acc_item; /* bytes of an accumulator */
     hp_step_fn *step;
     hp_widen_fn *widen;
+    hp_widen_fn *add; /* widens and adds in one pass; NULL where that does not do */
     hp_narrow_fn *narrow;
     hp_by_fn *multiply;
     hp_by_fn *divide;
@@ -91,6 +92,7 @@ static struct plan resolve(const struct hp_kernels *k, const struct hp_reduction
     p.item = hp_itemsize(p.r.dtype);
     p.widen = k->halves->widen[p.r.dtype];
     p.narrow = k->halves->narrow[p.r.dtype];
+    p.add = p.r.op == HP_SUM && !p.r.factors ? k->halves->add[p.r.dtype] : NULL;
     p.acc_item = p.widen ? sizeof(float) : p.item;
     p.step = step_of(k, p.r.dtype, p.r.op);
     p.multiply = k->floats->multiply[wide];
@@ -113,17 +115,34 @@ static const void *operand(const struct plan *p, size_t s, size_t at, size_t n, 
     return x;
 }
 
-static void reduce_block(const struct plan *p, size_t at, size_t n)
+/* Sum narrow floats into `acc`. */
+static const void *add_all(const struct plan *p, size_t at, size_t n, float *acc)
 {
-    _Alignas(HP_CACHE_LINE) char acc[BLOCK_BYTES], room[BLOCK_BYTES];
-    char *const out = (char *)p->r.out + at * p->item;
-    void *const last = p->narrow || p->r.divisor ? acc : out;
+    p->widen(acc, (const char *)p->r.srcs[0] + at * p->item, n);
+    for (size_t s = 1; s < p->r.num_srcs; s++)
+        p->add(acc, (const char *)p->r.srcs[s] + at * p->item, n);
+    return acc;
+}
+
+/* Fold the sources; the last step writes to `last`. */
+static const void *fold_all(const struct plan *p, size_t at, size_t n, void *acc, void *last)
+{
+    _Alignas(HP_CACHE_LINE) char room[BLOCK_BYTES];
     const void *sum = operand(p, 0, at, n, acc);
     for (size_t s = 1; s < p->r.num_srcs; s++) {
         void *const dst = s + 1 == p->r.num_srcs ? last : acc;
         p->step(dst, sum, operand(p, s, at, n, room), n);
         sum = dst;
     }
+    return sum;
+}
+
+static void reduce_block(const struct plan *p, size_t at, size_t n)
+{
+    _Alignas(HP_CACHE_LINE) char acc[BLOCK_BYTES];
+    char *const out = (char *)p->r.out + at * p->item;
+    void *const last = p->narrow || p->r.divisor ? acc : out;
+    const void *sum = p->add ? add_all(p, at, n, (float *)acc) : fold_all(p, at, n, acc, last);
     if (p->r.divisor) {
         void *const dst = p->narrow ? (void *)acc : out;
         p->divide(dst, sum, *p->r.divisor, n);
@@ -135,24 +154,37 @@ static void reduce_block(const struct plan *p, size_t at, size_t n)
         memmove(out, sum, n * p->item);
 }
 
+/* The common cases in one pass over whole arrays; false if this is none of them. */
+static bool reduce_at_once(const struct hp_kernels *k, const struct plan *p)
+{
+    const struct hp_reduction *const r = &p->r;
+    const int wide = r->dtype == HP_F64;
+    const bool sum = r->op == HP_SUM, floats = r->dtype == HP_F32 || wide;
+    if (r->factors || r->divisor)
+        return false;
+    if (r->num_srcs == 1)
+        memmove(r->out, r->srcs[0], r->count * p->item);
+    else if (r->num_srcs == 2 && p->widen && sum)
+        k->halves->sum2[r->dtype](r->out, r->srcs[0], r->srcs[1], r->count);
+    else if (r->num_srcs == 2 && !p->widen)
+        p->step(r->out, r->srcs[0], r->srcs[1], r->count);
+    else if (r->num_srcs == 3 && sum && floats)
+        k->floats->sum3[wide](r->out, r->srcs, r->count);
+    else if (r->num_srcs == 4 && sum && floats)
+        k->floats->sum4[wide](r->out, r->srcs, r->count);
+    else
+        return false;
+    return true;
+}
+
 int hp_reduce(const struct hp_kernels *kernels, const struct hp_reduction *reduction)
 {
     const int rc = check(reduction);
     if (rc < 0)
         return rc;
     const struct plan p = resolve(kernels, reduction);
-    const bool plain = !p.r.factors && !p.r.divisor;
-    if (plain && p.r.num_srcs == 1) {
-        memmove(p.r.out, p.r.srcs[0], p.r.count * p.item);
+    if (reduce_at_once(kernels, &p))
         return 0;
-    }
-    hp_step_fn *const pair = p.widen && p.r.op == HP_SUM ? kernels->halves->sum2[p.r.dtype]
-                             : p.widen                   ? NULL
-                                                         : p.step;
-    if (plain && p.r.num_srcs == 2 && pair) {
-        pair(p.r.out, p.r.srcs[0], p.r.srcs[1], p.r.count);
-        return 0;
-    }
     const size_t most = BLOCK_BYTES / p.acc_item;
     for (size_t at = 0; at < p.r.count; at += most)
         reduce_block(&p, at, p.r.count - at < most ? p.r.count - at : most);

@@ -50,6 +50,16 @@ MIN_MAX(double, uint64_t)
         }                                                                 \
     }
 
+#define SUM(name, T, expr)                                              \
+    static void name(void *dst, const void *const *srcs, size_t n)      \
+    {                                                                   \
+        T *d = dst;                                                     \
+        const T *a = srcs[0], *b = srcs[1], *c = srcs[2];               \
+        HP_IVDEP                                                        \
+        for (size_t i = 0; i < n; i++)                                  \
+            d[i] = expr;                                                \
+    }
+
 #define BY(name, T, sign)                                             \
     static void name(void *dst, const void *src, double by, size_t n) \
     {                                                                 \
@@ -80,6 +90,8 @@ MIN_MAX(double, uint64_t)
     STEP(prod_step_##T, T, a *b)                   \
     STEP(min_step_##T, T, min_##T(a, b))           \
     STEP(max_step_##T, T, max_##T(a, b))           \
+    SUM(sum3_##T, T, a[i] + b[i] + c[i])           \
+    SUM(sum4_##T, T, a[i] + b[i] + c[i] + ((const T *)srcs[3])[i]) \
     BY(multiply_##T, T, *)                         \
     BY(divide_##T, T, /)                           \
     COMPLEX_PROD(complex_prod_##T, T)
@@ -91,6 +103,8 @@ FAMILY(double)
 
 const struct hp_float_kernels HP_NAME(hp_floats) = {
     .step = {ROW(float), ROW(double)},
+    .sum3 = {sum3_float, sum3_double},
+    .sum4 = {sum4_float, sum4_double},
     .complex_prod = {complex_prod_float, complex_prod_double},
     .multiply = {multiply_float, multiply_double},
     .divide = {divide_float, divide_double},

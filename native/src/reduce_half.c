@@ -84,13 +84,20 @@ static inline uint16_t narrow_bf16(float x)
 
 /* The loops of a format, from element `i` on; sum2 is the common case in one pass. */
 #define LOOP HP_IVDEP for (; i < n; i++)
-#define FORMAT(name, T, WIDEN, NARROW, WIDEN8, NARROW8, SUM8)                     \
+#define FORMAT(name, T, WIDEN, NARROW, WIDEN8, ADD8, NARROW8, SUM8)               \
     static void name##_widen(float *dst, const void *src, size_t n)               \
     {                                                                             \
         const T *x = src;                                                         \
         size_t i = 0;                                                             \
         WIDEN8                                                                    \
         LOOP dst[i] = WIDEN(x[i]);                                                \
+    }                                                                             \
+    static void name##_add(float *dst, const void *src, size_t n)                 \
+    {                                                                             \
+        const T *x = src;                                                         \
+        size_t i = 0;                                                             \
+        ADD8                                                                      \
+        LOOP dst[i] += WIDEN(x[i]);                                               \
     }                                                                             \
     static void name##_narrow(void *dst, const float *x, size_t n)                \
     {                                                                             \
@@ -113,9 +120,9 @@ static inline uint16_t narrow_bf16(float x)
 #define WIDEN_E5M2(code) widen_one(code, 5, 2, 0)
 #define NARROW_E5M2(x) narrow_one(x, 5, 2, 0)
 
-FORMAT(bf16, uint16_t, widen_bf16, narrow_bf16, , , )
-FORMAT(e4m3fn, uint8_t, WIDEN_E4M3FN, NARROW_E4M3FN, , , )
-FORMAT(e5m2, uint8_t, WIDEN_E5M2, NARROW_E5M2, , , )
+FORMAT(bf16, uint16_t, widen_bf16, narrow_bf16, , , , )
+FORMAT(e4m3fn, uint8_t, WIDEN_E4M3FN, NARROW_E4M3FN, , , , )
+FORMAT(e5m2, uint8_t, WIDEN_E5M2, NARROW_E5M2, , , , )
 
 #ifdef __F16C__
 static inline __m256 load8(const uint16_t *x)
@@ -132,12 +139,13 @@ static inline void store8(uint16_t *d, __m256 x)
 #define NARROW_F16(x) _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)
 FORMAT(f16, uint16_t, _cvtsh_ss, NARROW_F16,
        BY8 _mm256_storeu_ps(dst + i, load8(x + i));,
+       BY8 _mm256_storeu_ps(dst + i, _mm256_add_ps(_mm256_loadu_ps(dst + i), load8(x + i)));,
        BY8 store8(d + i, _mm256_loadu_ps(x + i));,
        BY8 store8(d + i, _mm256_add_ps(load8(x + i), load8(y + i)));)
 #else
 #define WIDEN_F16(code) widen_one(code, 5, 10, 0)
 #define NARROW_F16(x) narrow_one(x, 5, 10, 0)
-FORMAT(f16, uint16_t, WIDEN_F16, NARROW_F16, , , )
+FORMAT(f16, uint16_t, WIDEN_F16, NARROW_F16, , , , )
 #endif
 
 #define ROW(stem) [HP_F16] = f16_##stem, [HP_BF16] = bf16_##stem, \
@@ -145,6 +153,7 @@ FORMAT(f16, uint16_t, WIDEN_F16, NARROW_F16, , , )
 
 const struct hp_half_kernels HP_NAME(hp_halves) = {
     .widen = {ROW(widen)},
+    .add = {ROW(add)},
     .narrow = {ROW(narrow)},
     .sum2 = {ROW(sum2)},
 };

@@ -1,0 +1,29 @@
+/* One record: begin, traffic, end; size is the records held. */
+#include "bench.h"
+
+static void clock_only(void *arg)
+{
+    *(volatile double *)arg = now_ns();
+}
+
+static void record(void *recorder)
+{
+    static const struct hp_operation op = {.slot = 0, .verb = 1, .count = 100, .itemsize = 4};
+    static const struct hp_total traffic = {.sent = 1, .received = 1, .messages = 1};
+    const int64_t ticket = hp_recorder_begin(recorder, &op);
+    hp_recorder_sent(recorder, ticket, &traffic);
+    hp_recorder_end(recorder, ticket, 0);
+}
+
+int main(void)
+{
+    const size_t capacity = 1024, nbytes = hp_recorder_bytes(capacity);
+    void *const memory = filled(nbytes);
+    double sink;
+    hp_recorder_init(memory, capacity);
+    hp_recorder_add_group(memory, "world", 0, 1);
+    report("clock", 1, time_ns(clock_only, &sink), 0);
+    report("begin + sent + end", capacity, time_ns(record, memory), 0);
+    free(memory);
+    return 0;
+}

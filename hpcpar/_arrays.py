@@ -40,6 +40,7 @@ DTYPE_NAMES = (
 )
 _CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
 _OTHER = _CODES["other"]
+_OVERLAP_WORK = 10_000  # candidate solutions to try before overlap is taken for granted
 _SCALARS = (bool, int, float, complex)
 
 
@@ -196,7 +197,7 @@ def memory_overlaps(a: Array, b: Array) -> bool:
     if a.size == 0 or b.size == 0 or not np.may_share_memory(a, b):
         return False
     try:
-        return np.shares_memory(a, b, max_work=10_000)
+        return np.shares_memory(a, b, _OVERLAP_WORK)  # type: ignore[arg-type]  # any int is fine
     except np.exceptions.TooHardError:
         return True
 

@@ -22,6 +22,18 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("ranks", sizes, indirect=True, ids=[f"n{n}" for n in sizes])
 
 
+def pytest_collection_modifyitems(config, items):
+    """Under mpiexec run what needs ranks; the rest runs once, under plain pytest."""
+    if not ON_MPI:
+        return
+    keep = [
+        i for i in items if "ranks" in i.fixturenames and not i.get_closest_marker("threads_only")
+    ]
+    kept = set(map(id, keep))
+    config.hook.pytest_deselected(items=[i for i in items if id(i) not in kept])
+    items[:] = keep
+
+
 def world():
     return hp.init()
 

@@ -42,9 +42,7 @@ class Broadcast(Request):
     def _take(self, given: Any, out: Any) -> None:
         if given is None:
             if self.is_root:
-                raise ArgumentError(
-                    f"broadcast: x is None on rank {self.root}, which is the root."
-                )
+                raise ArgumentError(f"broadcast: x is None on rank {self.root}, which is the root.")
             return
         leaves, self.structure, _ = operands(given, out, self.verb)
         for leaf in leaves:
@@ -55,9 +53,11 @@ class Broadcast(Request):
         self.dtype = arrays[0].dtype if len({a.dtype for a in arrays}) == 1 else None
 
     def agreed(self) -> list[str]:
+        """Name what every rank must pass alike."""
         return ["verb=broadcast", f"root={self.root}"]
 
     def local(self) -> list[str]:
+        """Name what only this rank knows."""
         if self.refused is not None:
             return [f"refused={self.refused}"]
         if self.leaves is None:
@@ -69,6 +69,7 @@ class Broadcast(Request):
         return [f"tree={codec.join(codec.encode((skeleton, kinds))).hex()}"]
 
     def objection(self, headers: Sequence[Header]) -> str | None:
+        """Say what the headers break, the same on every rank."""
         root = _described(headers[self.root])
         for rank, header in enumerate(headers):
             mine = _described(header)
@@ -78,6 +79,7 @@ class Broadcast(Request):
         return None
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
+        """Yield the operations; return the result."""
         assert headers is not None
         described = _described(headers[self.root])
         assert described is not None

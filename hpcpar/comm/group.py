@@ -40,7 +40,9 @@ class Group:
     name : str
     """
 
-    def __init__(self, home: Home, backend: Backend | None, ranks: Sequence[int], name: str) -> None:
+    def __init__(
+        self, home: Home, backend: Backend | None, ranks: Sequence[int], name: str
+    ) -> None:
         self.ranks = tuple(ranks)
         self.size = len(self.ranks)
         self.name = name
@@ -64,7 +66,7 @@ class Group:
 
     @property
     def state(self) -> str:
-        """"ok", "failed" (after a timeout or an abort) or "closed"."""
+        """Return "ok", "failed" (after a timeout or an abort) or "closed"."""
         return "ok" if self._runner is None else self._runner.state
 
     @property
@@ -384,7 +386,9 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Send an array to one rank; see `hpcpar.send`."""
-        return self._call("send", lambda v: Send(v, x, dst, tag, not async_op), timeout, async_op, x)
+        return self._call(
+            "send", lambda v: Send(v, x, dst, tag, not async_op), timeout, async_op, x
+        )
 
     def recv(
         self,
@@ -421,7 +425,9 @@ class Group:
 
     # -- verbs: objects --------------------------------------------------------------------
 
-    def broadcast_object(self, obj: Any = None, *, root: int = 0, allow_pickle: bool = False) -> Any:
+    def broadcast_object(
+        self, obj: Any = None, *, root: int = 0, allow_pickle: bool = False
+    ) -> Any:
         """Copy the root's object to every rank; see `hpcpar.broadcast_object`."""
         return objects.broadcast(self, obj, root, allow_pickle)
 
@@ -445,9 +451,7 @@ class Group:
         """Send an object to every rank and return what comes; see `hpcpar.all_to_all_object`."""
         return objects.all_to_all(self, objs, allow_pickle)
 
-    def send_object(
-        self, obj: Any, dst: int, *, tag: int = 0, allow_pickle: bool = False
-    ) -> None:
+    def send_object(self, obj: Any, dst: int, *, tag: int = 0, allow_pickle: bool = False) -> None:
         """Send an object to one rank; see `hpcpar.send_object`."""
         objects.send(self, obj, dst, tag, allow_pickle)
 

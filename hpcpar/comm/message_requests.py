@@ -51,6 +51,7 @@ class _PointToPoint(Request):
     """What the point-to-point verbs share: no agreement of the whole group."""
 
     def agreed(self) -> list[str]:
+        """Name what every rank must pass alike."""
         return [f"verb={self.verb}"]
 
 
@@ -126,6 +127,7 @@ class Send(_PointToPoint):
         self.count, self.dtype = self.half.array.size, self.half.array.dtype
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
+        """Yield the operations; return the result."""
         yield self.half.operation()
         return None
 
@@ -142,6 +144,7 @@ class Recv(_PointToPoint):
         self.order = ("recv", src, tag)
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
+        """Yield the operations; return the result."""
         operation = self.half.operation()
         yield operation
         assert self.half.buffer is not None
@@ -162,6 +165,7 @@ class SendRecv(_PointToPoint):
         self.count, self.dtype = self.outgoing.array.size, self.outgoing.array.dtype
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
+        """Yield the operations; return the result."""
         send = self.outgoing.operation()
         if self.incoming.out is not None and send.send is not None:
             send.send = send.send.copy()  # out may be x: what leaves must not be what arrives
@@ -180,6 +184,7 @@ class Probe(_PointToPoint):
         self.half = _Incoming(view, src, tag, None, self.verb)
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
+        """Yield the operations; return the result."""
         operation = Operation("probe", root=self.half.src, tag=self.half.tag)
         yield operation
         found: Arrived | None = operation.result
@@ -187,5 +192,3 @@ class Probe(_PointToPoint):
             return None
         dtype, shape = describe.read_kind(found.kind)
         return Message(found.source, found.tag, dtype, shape)
-
-

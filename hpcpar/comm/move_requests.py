@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .._arrays import Array, adopt, as_bytes, check_axis, count_of
+from .._arrays import Array, Restore, adopt, as_bytes, check_axis, count_of
 from ..errors import ArgumentError, HpcparError
 from . import describe
 from . import sizes as cuts
@@ -51,6 +51,7 @@ class _Gathering(Request):
         return given
 
     def agreed(self) -> list[str]:
+        """Name what every rank must pass alike."""
         shape = self.block.shape
         if not self.promised_equal:
             shape = block_shape(shape, self.axis, -1)
@@ -67,6 +68,7 @@ class _Gathering(Request):
         ]
 
     def agreed_nbytes(self) -> int:
+        """Return the bytes by which ranks decide alike."""
         shape = self.result_shape(self.sizes or (0,))
         return describe.nbytes_of(self.block.dtype, shape)
 
@@ -104,6 +106,7 @@ class AllGather(_Gathering):
     verb = "all_gather"
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
+        """Yield the operations; return the result."""
         lengths = self.lengths(headers)
         return (yield from self.gathered(lengths, "all_gather", None))
 
@@ -119,12 +122,16 @@ class Gather(_Gathering):
         super().__init__(view, x, axis, sizes, out if view.rank == self.root else None)
 
     def agreed(self) -> list[str]:
+        """Name what every rank must pass alike."""
         return [*super().agreed(), f"root={self.root}"]
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
+        """Yield the operations; return the result."""
         if self.view.rank == self.root:
             return (yield from self.gathered(self.lengths(headers), "gather", self.root))
-        yield Operation("gather", self.view.memory.bytes(self.view.memory.pack(self.block)), root=self.root)
+        yield Operation(
+            "gather", self.view.memory.bytes(self.view.memory.pack(self.block)), root=self.root
+        )
         return None
 
 
@@ -139,7 +146,7 @@ class Scatter(Request):
         self.root = self.check_root(root)
         self.out = out
         self.array: Array | None = None
-        self.restore = None
+        self.restore: Restore | None = None
         self.out_array = adopt_out(out, self.verb).view() if out is not None else None
         if view.rank == self.root:
             try:
@@ -164,9 +171,11 @@ class Scatter(Request):
         self.count, self.dtype = array.size, array.dtype
 
     def agreed(self) -> list[str]:
+        """Name what every rank must pass alike."""
         return ["verb=scatter", f"root={self.root}"]
 
     def local(self) -> list[str]:
+        """Name what only this rank knows."""
         fields = [] if self.refused is None else [f"refused={self.refused}"]
         if self.array is not None:
             kind = describe.kind_text(self.array)
@@ -182,6 +191,7 @@ class Scatter(Request):
         return dtype, [block_shape(shape, axis, n) for n in sizes], axis
 
     def objection(self, headers: Sequence[Header]) -> str | None:
+        """Say what the headers break, the same on every rank."""
         dtype, shapes, _ = self._parts(headers)
         for rank, header in enumerate(headers):
             needed = describe.kind_text_of(dtype, shapes[rank])
@@ -191,6 +201,7 @@ class Scatter(Request):
         return None
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
+        """Yield the operations; return the result."""
         assert headers is not None
         dtype, shapes, axis = self._parts(headers)
         memory, mine = self.view.memory, shapes[self.view.rank]
@@ -225,6 +236,7 @@ class AllToAll(Request):
         self.count, self.dtype = array.size, array.dtype
 
     def agreed(self) -> list[str]:
+        """Name what every rank must pass alike."""
         shown = str(block_shape(self.operand.array.shape, self.axis, -1)).replace("-1", "*")
         return [
             "verb=all_to_all",
@@ -234,6 +246,7 @@ class AllToAll(Request):
         ]
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
+        """Yield the operations; return the result."""
         array, memory = self.operand.array, self.view.memory
         lengths = yield from _exchange_counts(self.sizes, self.view)
         shape = block_shape(array.shape, self.axis, sum(lengths))
@@ -285,15 +298,18 @@ class Permute(Request):
         self.count, self.dtype = array.size, array.dtype
 
     def agreed(self) -> list[str]:
+        """Name what every rank must pass alike."""
         return ["verb=permute", f"pairs={self.pairs}"]
 
     def local(self) -> list[str]:
+        """Name what only this rank knows."""
         fields = [f"kind={describe.kind_text(self.operand.array)}"]
         if self.operand.out is not None:
             fields.append(f"out={describe.kind_text(self.operand.out)}")
         return fields
 
     def objection(self, headers: Sequence[Header]) -> str | None:
+        """Say what the headers break, the same on every rank."""
         for source, destination in self.pairs:
             sent, given = headers[source].field("kind"), headers[destination].field("out")
             if given is not None and given != sent:
@@ -301,9 +317,11 @@ class Permute(Request):
         return None
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
+        """Yield the operations; return the result."""
         assert headers is not None
         memory, size = self.view.memory, self.view.size
-        shape, dtype = (0,), np.dtype(np.uint8)
+        dtype: np.dtype[Any] = np.dtype(np.uint8)
+        shape: tuple[int, ...] = (0,)
         if self.source is not None:
             dtype, shape = describe.read_kind(headers[self.source].fields()["kind"])
         recv = memory.empty((count_of(shape),), dtype)
@@ -322,7 +340,9 @@ def _check_pairs(pairs: Any, size: int) -> list[tuple[int, int]]:
     try:
         found = [(s, d) for s, d in pairs]
     except (TypeError, ValueError):
-        raise ArgumentError(f"permute: pairs {pairs!r} must be (source, destination) pairs.") from None
+        raise ArgumentError(
+            f"permute: pairs {pairs!r} must be (source, destination) pairs."
+        ) from None
     for name, ranks in (("source", [s for s, _ in found]), ("destination", [d for _, d in found])):
         for rank in ranks:
             check_rank(rank, size, "permute", name)

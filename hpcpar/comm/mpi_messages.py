@@ -113,7 +113,7 @@ class Mailbox:
             return None
         data = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
         message.Recv(data)
-        tag, payload_tag, nbytes, length = _FIXED.unpack_from(data)
+        tag, payload_tag, nbytes, length = _FIXED.unpack_from(data.data)
         end = _FIXED.size + length
         kind = data[_FIXED.size : end].tobytes().decode()
         return _Letter(status.Get_source(), tag, payload_tag, nbytes, kind, data[end:])

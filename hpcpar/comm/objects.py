@@ -23,7 +23,7 @@ def _encoded(obj: Any, allow_pickle: bool) -> Array:
 
 
 def _decoded(data: Array, allow_pickle: bool) -> Any:
-    return codec.decode(memoryview(data), allow_pickle=allow_pickle)
+    return codec.decode(data.data, allow_pickle=allow_pickle)
 
 
 def _cut(data: Array, sizes: Sequence[int], allow_pickle: bool) -> list[Any]:

@@ -43,7 +43,7 @@ class Entry(NamedTuple):
     seq: int
     verb: int
     dtype: int
-    count: int
+    elements: int
     itemsize: int
     peer: int
     start_ns: int
@@ -137,9 +137,9 @@ def describe_records(entries: Sequence[Sequence[int]], names: Sequence[str]) -> 
 
 def _line(entry: Entry, names: Sequence[str]) -> str:
     what = f"{names[entry.slot]} #{entry.seq} {VERBS[entry.verb]}"
-    if entry.count or entry.dtype:
-        kib = entry.count * entry.itemsize / 1024
-        what += f" {DTYPE_NAMES[entry.dtype]}[{entry.count}] {kib:.1f} KiB"
+    if entry.elements or entry.dtype:
+        kib = entry.elements * entry.itemsize / 1024
+        what += f" {DTYPE_NAMES[entry.dtype]}[{entry.elements}] {kib:.1f} KiB"
     if not entry.end_ns:
         return f"{what} not done"
     state = "done" if entry.status == 0 else "failed"

@@ -1,4 +1,4 @@
-"""The reducing verbs: all_reduce, reduce, scan, reduce_scatter; and barrier, which reduces nothing."""
+"""The reducing verbs: all_reduce, reduce, scan, reduce_scatter; and barrier."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ class Barrier(Request):
     verb = "barrier"
 
     def agreed(self) -> list[str]:
+        """Name what every rank must pass alike."""
         return ["verb=barrier"]
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
+        """Yield the operations; return the result."""
         yield Operation("barrier")
         return None
 
@@ -51,6 +53,7 @@ class _TreeReduction(Request):
         self.dtype = self.leaves[0].array.dtype if len(self.groups) == 1 else None
 
     def agreed(self) -> list[str]:
+        """Name what every rank must pass alike."""
         fields = [f"verb={self.verb}", f"op={self.reduction}"]
         arrays = [leaf.array for leaf in self.leaves]
         if self.structure is None:
@@ -59,6 +62,7 @@ class _TreeReduction(Request):
         return [*fields, f"tree={self.structure.digest().hex()[:8]}", f"leaves=[{kinds}]"]
 
     def agreed_nbytes(self) -> int:
+        """Return the bytes by which ranks decide alike."""
         return sum(leaf.array.nbytes for leaf in self.leaves)
 
     def factors(self, headers: Sequence[Header] | None) -> tuple[float, ...] | None:
@@ -70,6 +74,7 @@ class _TreeReduction(Request):
         return self.reduction.divisor(self.view.size)
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
+        """Yield the operations; return the result."""
         results: list[Any] = [None] * len(self.leaves)
         for members in self.groups:
             chosen = [self.leaves[i] for i in members]
@@ -132,19 +137,23 @@ class AllReduce(_TreeReduction):
             self.exchanges = True
 
     def agreed(self) -> list[str]:
+        """Name what every rank must pass alike."""
         return [*super().agreed(), *(["weighted=yes"] if self.weighted else [])]
 
     def objection(self, headers: Sequence[Header]) -> str | None:
+        """Say what the headers break, the same on every rank."""
         if self.weighted and math.fsum(h.weight for h in headers) == 0:
             return "all_reduce: the weights of all ranks sum to 0, a weighted mean needs more"
         return None
 
     def factors(self, headers: Sequence[Header] | None) -> tuple[float, ...] | None:
+        """Return each rank's factor."""
         if self.weighted and headers is not None:
             return tuple(h.weight for h in headers)
         return super().factors(headers)
 
     def divisor(self, headers: Sequence[Header] | None) -> float | None:
+        """Return what sums are divided by."""
         if self.weighted and headers is not None:
             return math.fsum(h.weight for h in headers)
         return super().divisor(headers)
@@ -171,12 +180,15 @@ class Reduce(_TreeReduction):
         self.root = self.check_root(root)
 
     def agreed(self) -> list[str]:
+        """Name what every rank must pass alike."""
         return [*super().agreed(), f"root={self.root}"]
 
     def receive(self, chosen: list[Operand], send: Array) -> Array | None:
+        """Return the buffer for the result, None where there is none."""
         return super().receive(chosen, send) if self.view.rank == self.root else None
 
     def rebuild(self, results: list[Any]) -> Any:
+        """Return the results in the structure of the input."""
         return super().rebuild(results) if self.view.rank == self.root else None
 
 
@@ -192,9 +204,11 @@ class Scan(_TreeReduction):
         self.primitive_verb = "exscan" if exclusive else "scan"
 
     def agreed(self) -> list[str]:
+        """Name what every rank must pass alike."""
         return [*super().agreed(), f"exclusive={self.primitive_verb == 'exscan'}"]
 
     def split(self, chosen: list[Operand], flat: Array) -> list[Array]:
+        """Return one array per leaf."""
         if self.primitive_verb == "exscan" and self.view.rank == 0 and flat.flags.writeable:
             flat[...] = neutral(self.reduction.primitive, flat.dtype)
         return super().split(chosen, flat)
@@ -231,6 +245,7 @@ class ReduceScatter(Request):
         operand.check(self.shape, self.verb)
 
     def agreed(self) -> list[str]:
+        """Name what every rank must pass alike."""
         array = self.operand.array
         return [
             "verb=reduce_scatter",
@@ -242,9 +257,11 @@ class ReduceScatter(Request):
         ]
 
     def agreed_nbytes(self) -> int:
+        """Return the bytes by which ranks decide alike."""
         return self.operand.array.nbytes
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
+        """Yield the operations; return the result."""
         array, memory = self.operand.array, self.view.memory
         row = array.size // max(1, array.shape[self.axis])
         recv = self.operand.target(memory, self.shape)
@@ -258,4 +275,3 @@ class ReduceScatter(Request):
             divisor=self.reduction.divisor(self.view.size),
         )
         return self.operand.hand_back(recv.reshape(self.shape))
-

@@ -118,4 +118,3 @@ def _extreme(dtype: np.dtype[Any], *, lowest: bool) -> Any:
     if dtype.name == "float8_e4m3fn":  # has no infinity: its largest finite number
         return -448.0 if lowest else 448.0
     return -np.inf if lowest else np.inf
-

@@ -27,8 +27,9 @@ class RankFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Fill the fields in; return whether the record passes."""
-        record.rank, record.size = _rank_and_size()
-        return record.levelno > logging.INFO or record.rank == 0
+        rank, size = _rank_and_size()
+        vars(record).update(rank=rank, size=size)
+        return record.levelno > logging.INFO or rank == 0
 
 
 def _rank_and_size() -> tuple[int, int]:
@@ -134,4 +135,3 @@ def _let_in(group: Group, root: int, message: str) -> None:
     said = group.broadcast_object(message, root=root)
     if said and group.rank != root:
         raise RankFailed(f"root_first: rank {root} failed in its block: {said} {group.here()}.")
-

@@ -63,7 +63,9 @@ def check_sizes(sizes: Sequence[int], parts: int, total: int | None, verb: str) 
     try:
         given = tuple(sizes)
     except TypeError:
-        raise ArgumentError(f"{verb}: sizes {sizes!r} must be a sequence of {parts} ints.") from None
+        raise ArgumentError(
+            f"{verb}: sizes {sizes!r} must be a sequence of {parts} ints."
+        ) from None
     if len(given) != parts:
         raise ArgumentError(f"{verb}: sizes {given} needs {parts} entries, one per rank.")
     for size in given:

@@ -157,7 +157,9 @@ class ThreadsBackend(Backend):
         if place.stage == 1:
             if len(place.round.parts) < self.size:
                 return False
-            _COMPLETE.get(op.verb, _nothing)(op, place.round.parts, self.rank)
+            complete = _COMPLETE.get(op.verb)
+            if complete is not None:
+                complete(op, place.round.parts, self.rank)
             self._go_through(place)
         return True
 
@@ -200,7 +202,9 @@ class ThreadsBackend(Backend):
     def _start_message(self, op: Operation) -> None:
         if op.verb != "send":
             return
-        assert op.root is not None and op.tag is not None and op.send is not None
+        assert op.root is not None
+        assert op.tag is not None
+        assert op.send is not None
         arrived = Arrived(self.rank, op.tag, op.kind, op.send.copy())
         with self._shared.cond:
             self._board.mail[op.root].append(arrived)
@@ -293,7 +297,8 @@ def _join_all(op: Operation, posts: _Posts, rank: int) -> None:
 
 
 def _take_mine(op: Operation, posts: _Posts, rank: int) -> None:
-    assert op.root is not None and op.recv is not None
+    assert op.root is not None
+    assert op.recv is not None
     root = posts[op.root]
     assert root.send is not None
     start = starts(root.send_counts)[rank]
@@ -356,8 +361,8 @@ def start_ranks(
     threads = []
     for rank in range(size):
         context = contextvars.copy_context()
-        name = f"hpcpar-rank-{rank}"
-        threads.append(threading.Thread(target=context.run, args=(run, rank), name=name, daemon=True))
+        name, args = f"hpcpar-rank-{rank}", (run, rank)
+        threads.append(threading.Thread(target=context.run, args=args, name=name, daemon=True))
     for thread in threads:
         thread.start()
     for thread in threads:

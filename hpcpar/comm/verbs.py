@@ -251,9 +251,7 @@ def broadcast(
     >>> run_ranks(2, lambda g: g.broadcast({"lr": 0.5} if g.rank == 0 else None))
     [{'lr': 0.5}, {'lr': 0.5}]
     """
-    return (group or current()).broadcast(
-        x, root=root, out=out, timeout=timeout, async_op=async_op
-    )
+    return (group or current()).broadcast(x, root=root, out=out, timeout=timeout, async_op=async_op)
 
 
 def all_gather(

@@ -35,9 +35,7 @@ def place(error: HpcparError, here: str, history: str = "") -> None:
 
 
 @contextmanager
-def located(
-    here: Callable[[], str], history: Callable[[], str] | None = None
-) -> Iterator[None]:
+def located(here: Callable[[], str], history: Callable[[], str] | None = None) -> Iterator[None]:
     """Let HpcparErrors of the block say where they happened."""
     try:
         yield

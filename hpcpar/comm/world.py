@@ -115,10 +115,10 @@ def _start(settings: Settings, comm: Any) -> _World:
     env = os.environ
     if settings.backend == "fake":
         return _alone(settings, FakeBackend(*_fake_place(env.get("HPCPAR_FAKE", "0/1"))))
-    if comm is None and settings.backend != "mpi":
-        if settings.backend == "threads" or not launch.is_launched(env):
-            launch.check_world(env, 1)
-            return _alone(settings, ThreadsBackend(Shared(1), (0,), 0))
+    threads = settings.backend == "threads" or not launch.is_launched(env)
+    if comm is None and settings.backend != "mpi" and threads:
+        launch.check_world(env, 1)
+        return _alone(settings, ThreadsBackend(Shared(1), (0,), 0))
     mpi = load_mpi()
     launch.check_world(env, mpi.COMM_WORLD.Get_size(), mpi.get_vendor()[0])
     world = _on_mpi(settings, comm if comm is not None else mpi.COMM_WORLD)
@@ -384,5 +384,3 @@ def _raise_first(errors: Sequence[BaseException | None]) -> None:
     for place, error in causes or found:
         error.add_note(f"[rank {place}/{len(errors)}]")
         raise error
-
-

@@ -19,7 +19,16 @@ from ..comm.bootstrap import library_name, load_mpi
 from ..comm.libmpi import find_mpiexec, foreign_mpiexec, libmpi_path
 from ..errors import HpcparError
 
-__all__ = ["Facts", "blas", "cores", "devices", "mpi", "native", "shared_memory", "software"]
+__all__ = [
+    "Facts",
+    "blas_facts",
+    "core_facts",
+    "device_facts",
+    "memory_facts",
+    "mpi_facts",
+    "native_facts",
+    "software_facts",
+]
 
 Facts = dict[str, Any]
 """One section: plain values by name, ready for JSON."""
@@ -27,7 +36,7 @@ Facts = dict[str, Any]
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
 
-def software() -> Facts:
+def software_facts() -> Facts:
     """Tell versions of Python and NumPy. Local."""
     return {
         "python": sys.version.split()[0],
@@ -36,7 +45,7 @@ def software() -> Facts:
     }
 
 
-def native() -> Facts:
+def native_facts() -> Facts:
     """Tell how the compiled core was built. Local."""
     try:
         core = import_module("hpcpar._core")
@@ -45,7 +54,7 @@ def native() -> Facts:
     return {**core.build_info(), "simd": core.cpu_features()}
 
 
-def mpi() -> Facts:
+def mpi_facts() -> Facts:
     """Tell which MPI this Python uses, without starting it. Local."""
     try:
         module: Any = load_mpi(start=False)
@@ -62,14 +71,14 @@ def mpi() -> Facts:
     return facts | ({"note": foreign} if foreign else {})
 
 
-def cores() -> Facts:
+def core_facts() -> Facts:
     """Tell the cores of the machine and those that this process may use. Local."""
     mine = sorted(os.sched_getaffinity(0))
     there = os.cpu_count() or len(mine)
     return {"machine": there, "usable": mine, "bound": len(mine) < there}
 
 
-def blas(env: Mapping[str, str], usable: int) -> Facts:
+def blas_facts(env: Mapping[str, str], usable: int) -> Facts:
     """Tell NumPy's BLAS and how many threads each process lets it start. Local.
 
     Parameters
@@ -89,7 +98,7 @@ def blas(env: Mapping[str, str], usable: int) -> Facts:
     return {"library": name, "threads": usable, "set by": None}
 
 
-def shared_memory() -> Facts:
+def memory_facts() -> Facts:
     """Tell the room for shared memory and the way to it. Local."""
     try:
         room = os.statvfs("/dev/shm")
@@ -99,7 +108,7 @@ def shared_memory() -> Facts:
     return {"memfd": _memfd_works(), "dev_shm_bytes": total, "dev_shm_free_bytes": free}
 
 
-def devices() -> Facts:
+def device_facts() -> Facts:
     """Tell GPUs, CuPy and NCCL, as far as they are there. Local."""
     return {"gpus": _gpus(), "cupy": _quietly(_cupy), "nccl": _quietly(_nccl)}
 

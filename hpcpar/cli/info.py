@@ -21,9 +21,17 @@ from ..comm.bootstrap import (
 )
 from ..comm.launch import check_world, detect, is_launched
 from ..errors import HpcparError
-from . import facts
 from .command import Command
-from .facts import Facts
+from .facts import (
+    Facts,
+    blas_facts,
+    core_facts,
+    device_facts,
+    memory_facts,
+    mpi_facts,
+    native_facts,
+    software_facts,
+)
 
 __all__ = ["COMMAND", "blas_warning", "job"]
 
@@ -84,19 +92,19 @@ def job(boot: Bootstrap, usable: Sequence[int], threads: int) -> Facts:
 
 
 def _collect() -> tuple[int, dict[str, Facts]]:
-    cores = facts.cores()
-    blas = facts.blas(os.environ, len(cores["usable"]))
+    cores = core_facts()
+    blas = blas_facts(os.environ, len(cores["usable"]))
     boot, launch = _join()
     sections = {
-        "software": facts.software(),
-        "native core": facts.native(),
-        "MPI": facts.mpi() if "problem" not in launch else {},
+        "software": software_facts(),
+        "native core": native_facts(),
+        "MPI": mpi_facts() if "problem" not in launch else {},
         "launch": launch,
         "job": job(boot, cores["usable"], blas["threads"]),
         "cores": cores,
         "BLAS": blas,
-        "shared memory": facts.shared_memory(),
-        "devices": facts.devices() if boot.rank == 0 else {},
+        "shared memory": memory_facts(),
+        "devices": device_facts() if boot.rank == 0 else {},
     }
     return boot.rank, {name: section for name, section in sections.items() if section}
 

@@ -169,7 +169,7 @@ def test_info_without_mpi_says_so(tmp_path):
 def test_info_shows_a_launch_that_cannot_work(monkeypatch, capsys):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     monkeypatch.setattr(info, "is_launched", lambda env: False)
-    monkeypatch.setattr(facts, "mpi", dict)
+    monkeypatch.setattr(info, "mpi_facts", dict)
     for name in [name for name in os.environ if name.startswith(("PMI", "OMPI_COMM", "PMIX"))]:
         monkeypatch.delenv(name)
     assert cli.main(["info"]) == 0
@@ -228,7 +228,7 @@ def test_job_of_one():
     ],
 )
 def test_blas_threads(env, threads, source):
-    told = facts.blas(env, 8)
+    told = facts.blas_facts(env, 8)
     assert (told["threads"], told["set by"]) == (threads, source)
 
 
@@ -241,7 +241,7 @@ def test_facts_of_optional_packages_never_raise(monkeypatch):
     monkeypatch.setattr(facts.importlib.util, "find_spec", lambda name: None)
     assert facts._quietly(fails) is None
     monkeypatch.setattr(facts.shutil, "which", lambda name: None)
-    assert facts.devices() == {"gpus": [], "cupy": None, "nccl": None}
+    assert facts.device_facts() == {"gpus": [], "cupy": None, "nccl": None}
 
 
 def test_values_are_readable():

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from ..errors import HpcparError
-from . import info, run
+from . import bench, info, run
 
 __all__ = ["main"]
 
-_COMMANDS = (info.COMMAND, run.COMMAND)
+_COMMANDS = (bench.COMMAND, info.COMMAND, run.COMMAND)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

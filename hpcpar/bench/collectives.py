@@ -1,0 +1,244 @@
+"""``hpcpar bench collectives``: our verbs beside their peers, checked, in interleaved rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from .._arrays import Array
+from ..comm.group import Group
+from ..comm.reductions import check_dtype, parse
+from ..errors import ArgumentError
+from .cases import MODES, VERBS, Case, Mode, expected, operand, result_shape
+from .contestants import Contestant, Ours, check_peers, copy_call, open_peers
+from .environment import environment
+from .formulas import algbw, busbw
+from .timing import ROUND_SECONDS, Times, compare, time_all
+
+__all__ = ["Options", "run"]
+
+Row = dict[str, Any]
+_OPS = ("sum", "mean", "prod", "min", "max", "band", "bor", "bxor")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure; equal on all ranks.
+
+    Attributes
+    ----------
+    verbs : tuple of str
+        Keys of `hpcpar.bench.cases.VERBS`.
+    sizes : tuple of int
+        Bytes, S of the bandwidth formulas.
+    dtype, op : str
+        Of the elements and of the reducing verbs.
+    root : int
+        Of the verbs that have one.
+    modes : tuple of {"out", "in"}
+        Out of place, in place.
+    rounds : int
+        Turns of each contestant.
+    warmup : int
+        Calls before the clock runs.
+    peers : tuple of str
+        ``("auto",)``, ``("none",)`` or names of peers.
+    seconds : float
+        Length of a turn.
+
+    Raises
+    ------
+    ArgumentError
+        An unknown verb, op, dtype or peer; a number out of range.
+    UnsupportedError
+        `op` has no meaning for `dtype`.
+    """
+
+    verbs: tuple[str, ...] = ("all_reduce",)
+    sizes: tuple[int, ...] = (4,)
+    dtype: str = "float32"
+    op: str = "sum"
+    root: int = 0
+    modes: tuple[Mode, ...] = MODES
+    rounds: int = 9
+    warmup: int = 5
+    peers: tuple[str, ...] = ("auto",)
+    seconds: float = ROUND_SECONDS
+
+    def __post_init__(self) -> None:
+        for verb in self.verbs:
+            if verb not in VERBS:
+                raise ArgumentError(f"verbs {verb!r}: known are {', '.join(VERBS)}.")
+        if self.op not in _OPS:
+            raise ArgumentError(f"op {self.op!r}: known are {', '.join(_OPS)}.")
+        for name, value, least in (
+            ("rounds", self.rounds, 1),
+            ("warmup", self.warmup, 1),
+            ("root", self.root, 0),
+        ):
+            if value < least:
+                raise ArgumentError(f"{name} {value}: it is at least {least}.")
+        check_peers(self.peers)
+        element = self.element()
+        if any(VERBS[verb].reduces for verb in self.verbs):
+            check_dtype(element, parse(self.op, "op"), "dtype")
+        if "scan" in self.verbs and self.op == "mean":
+            raise ArgumentError("op 'mean': has no meaning for scan. Leave scan out of --verbs.")
+
+    def element(self) -> np.dtype[Any]:
+        """Return the dtype; importing ml_dtypes makes its names known to NumPy."""
+        import ml_dtypes  # noqa: F401
+
+        try:
+            found: np.dtype[Any] = np.dtype(self.dtype)
+        except TypeError:
+            found = np.dtype(object)
+        if found.hasobject or found.kind in "SUMm" or not found.isnative:
+            raise ArgumentError(f"dtype {self.dtype!r}: write float32, bfloat16, int64 or alike.")
+        return found
+
+    def cases(self, ranks: int) -> list[tuple[Case, Mode]]:
+        """Return what is run on `ranks` ranks, in order."""
+        made = [
+            (Case.of_bytes(verb, ranks, nbytes, self.element(), self.op, self.root), mode)
+            for verb in self.verbs
+            for nbytes in self.sizes
+            for mode in VERBS[verb].modes
+            if mode in self.modes
+        ]
+        return list(dict.fromkeys(made))  # small sizes may come to the same case
+
+
+def run(group: Group, options: Options, progress: Callable[[str], None] | None = None) -> Row:
+    """Measure and check. Collective over `group`.
+
+    Parameters
+    ----------
+    group : Group
+    options : Options
+        The same on all ranks.
+    progress : callable, optional
+        Gets a line before each case.
+
+    Returns
+    -------
+    dict
+        bench, schema, environment, options, results; times are in microseconds, bandwidths in
+        GB/s. The same on every rank.
+
+    Raises
+    ------
+    ArgumentError
+        The root is no rank of the group; no case is left.
+    BackendUnavailable
+        A peer's library is not there.
+    """
+    cases = options.cases(group.size)
+    if options.root >= group.size:
+        raise ArgumentError(f"root {options.root}: ranks are 0 to {group.size - 1}.")
+    if not cases:
+        raise ArgumentError(f"verbs {','.join(options.verbs)}: none of them works in this mode.")
+    peers = open_peers(group, options.peers)
+    results = []
+    try:
+        for number, (case, mode) in enumerate(cases, 1):
+            if progress is not None:
+                place = "in place" if mode == "in" else "out of place"
+                progress(f"{number}/{len(cases)} {case.verb} {case.nbytes} bytes {place}")
+            results.append(_Bench(group, case, mode, peers).measure(options))
+    finally:
+        for peer in peers:
+            peer.close()
+    return {
+        "bench": "collectives",
+        "schema": 1,
+        "environment": environment() | {"ranks": group.size, "backend": group.backend},
+        "options": asdict(options) | {"check": group.settings.check},
+        "results": results,
+    }
+
+
+class _Bench:
+    """One case: the arrays that all contestants share, and what must come out."""
+
+    def __init__(self, group: Group, case: Case, mode: Mode, peers: Sequence[Contestant]) -> None:
+        self.group, self.case, self.mode = group, case, mode
+        rank, sends = group.rank, case.verb != "scatter" or group.rank == case.root
+        self.given = operand(case, rank)
+        self.want = expected(case, rank)
+        x = self.given.copy() if sends else None
+        out = None
+        if self.want is not None:
+            out = x if mode == "in" else np.empty(result_shape(case), case.dtype)
+        self.x: Array | None = x
+        self.out: Array | None = out
+        bound = {who.name: who.bind(case, x, out) for who in (Ours(group), *peers)}
+        self.calls = {name: call for name, call in bound.items() if call is not None}
+
+    def measure(self, options: Options) -> Row:
+        """Check, time, check again. Collective."""
+        wrong = np.array([self._wrong(call) for call in self.calls.values()])
+        if self.mode == "in" and self.x is not None:
+            self.x[...] = 0  # repeated sums in place stay finite
+        times = time_all(
+            self.group,
+            {**self.calls, "copyto": copy_call(self.case.nbytes)},
+            barrier=self.group.barrier,
+            rounds=options.rounds,
+            warmup=options.warmup,
+            seconds=options.seconds,
+        )
+        wrong += [self._wrong(call) for call in self.calls.values()]
+        total = self.group.all_reduce(wrong).tolist()
+        return self._row(times, dict(zip(self.calls, total, strict=True)))
+
+    def _wrong(self, call: Callable[[], object]) -> int:
+        """Run once on fresh data and count the elements that are not as expected."""
+        if self.out is not None:
+            self.out.view(np.uint8)[...] = 0x5A
+        if self.x is not None:
+            self.x[...] = self._fresh()
+        call()
+        if self.want is None:
+            return 0
+        return int(np.count_nonzero(self.out != self.want))
+
+    def _fresh(self) -> Array:
+        """Return what I pass; who only receives in place begins with something else."""
+        receives = self.case.verb == "broadcast" and self.group.rank != self.case.root
+        return self.given * 0 if receives else self.given
+
+    def _row(self, times: dict[str, Times], wrong: dict[str, int]) -> Row:
+        case = self.case
+        row: Row = {
+            "verb": case.verb,
+            "mode": self.mode,
+            "nbytes": case.nbytes,
+            "count": case.count,
+            "dtype": case.dtype.name,
+            "op": case.op or None,
+            "root": case.root if case.root >= 0 else None,
+            "contestants": {},
+        }
+        for name, measured in times.items():
+            row["contestants"][name] = dict(self._figures(name, times["hpcpar"], measured))
+            if name in wrong:
+                row["contestants"][name]["wrong"] = wrong[name]
+        return row
+
+    def _figures(self, name: str, ours: Times, measured: Times) -> Iterator[tuple[str, float]]:
+        case = self.case
+        yield "calls", measured.calls
+        yield "min_us", measured.best * 1e6
+        yield "median_us", measured.median * 1e6
+        yield "p99_us", measured.p99 * 1e6
+        yield "algbw", algbw(case.nbytes, measured.median)
+        if name != "copyto":
+            yield "busbw", busbw(case.verb, case.ranks, case.nbytes, measured.median)
+        if name != "hpcpar":
+            ratio, behind = compare(ours, measured)
+            yield "ratio", ratio
+            yield "ours_minus_this_us", behind * 1e6

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sysconfig
+import os
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -198,7 +198,7 @@ def read_text(path: str | PathLike[str] | None = None) -> bytes:
 
 
 def _library_files() -> list[Path]:
-    return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    return sorted(Path(os.__file__).parent.glob("*.py"))
 
 
 def _files(path: Path) -> list[Path]:

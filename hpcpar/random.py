@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hpcpar import _core
-from hpcpar.errors import ArgumentError, UnsupportedError
+from . import _core
+from .errors import ArgumentError, UnsupportedError
 
 __all__ = ["Key", "bits", "normal", "uniform"]
 

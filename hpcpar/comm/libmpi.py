@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 
 from ..errors import BackendUnavailable, LaunchError
@@ -123,6 +121,8 @@ def foreign_mpiexec(on_path: str | None, own: str | None) -> str:
 
 def mpiexec_library(mpiexec: str) -> str:
     """Ask an mpiexec which MPI it belongs to; empty when it does not say. Local."""
+    import subprocess  # slow to load, and rarely needed
+
     try:
         done = subprocess.run(
             [mpiexec, "--version"], capture_output=True, text=True, timeout=30, check=False
@@ -141,6 +141,8 @@ def libmpi_path(maps: str) -> str:
 
 
 def _is_installed(name: str) -> bool:
+    from importlib import metadata  # half of the package's import time; only MPI jobs need it
+
     try:
         metadata.distribution(name)
     except metadata.PackageNotFoundError:
@@ -149,6 +151,8 @@ def _is_installed(name: str) -> bool:
 
 
 def _probe_maps() -> str:
+    import subprocess  # slow to load, and rarely needed
+
     done = subprocess.run(
         [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=60, check=False
     )

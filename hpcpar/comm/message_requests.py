@@ -50,6 +50,8 @@ def _check_tag(tag: Any, verb: str) -> int:
 class _PointToPoint(Request):
     """What the point-to-point verbs share: no agreement of the whole group."""
 
+    collective = False
+
     def agreed(self) -> list[str]:
         """Name what every rank must pass alike."""
         return [f"verb={self.verb}"]
@@ -123,7 +125,7 @@ class Send(_PointToPoint):
                 f"send: dst {dst} is this rank, which cannot receive while it sends. "
                 "Use sendrecv, or async_op=True."
             )
-        self.root, self.order = self.half.dst, ("send", self.half.dst)
+        self.root = self.half.dst
         self.count, self.dtype = self.half.array.size, self.half.array.dtype
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
@@ -141,7 +143,6 @@ class Recv(_PointToPoint):
         super().__init__(view)
         self.half = _Incoming(view, src, tag, out, self.verb)
         self.root = -1 if self.half.src is None else self.half.src
-        self.order = ("recv", src, tag)
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
         """Yield the operations; return the result."""
@@ -161,7 +162,7 @@ class SendRecv(_PointToPoint):
         super().__init__(view)
         self.outgoing = _Outgoing(view, x, dst, tag, self.verb)
         self.incoming = _Incoming(view, src, tag, out, self.verb)
-        self.root, self.order = self.outgoing.dst, ("sendrecv", dst, src, tag)
+        self.root = self.outgoing.dst
         self.count, self.dtype = self.outgoing.array.size, self.outgoing.array.dtype
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:

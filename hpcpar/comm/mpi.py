@@ -1,7 +1,7 @@
 """The MPI backend: MPI's own collectives where they can do it, our reduction where they cannot.
 
 Lane 0 (blocking calls) and lane 1 (the communication thread) have a communicator each, so that
-their orders never mix; point-to-point headers and payloads have one more for both.
+their orders never mix; messages of both travel on lane 0's, under tags of their own.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .sizes import starts, uneven
 __all__ = ["MpiBackend", "cached_on"]
 
 _LIMIT = 2**31 - 1  # counts of MPI-3 calls are C ints
+_TAG = 0  # of our own collectives; messages on the same communicator have other tags
 _DIRECT_PEERS = 64  # up to here headers go to every peer directly, so that we know who is missing
 
 _NATIVE_OPS: dict[str, frozenset[str]] = {
@@ -113,7 +114,9 @@ class MpiBackend(Backend):
         if self._mpi.Is_finalized():
             return
         if self._pending_lane is not None:
-            self._lane(1)
+            comm, request = self._pending_lane
+            request.Wait()
+            self._lanes[1], self._pending_lane = comm, None
         for comm in self._lanes.values():
             comm.Free()
         self._lanes = {}
@@ -128,20 +131,21 @@ class MpiBackend(Backend):
             if self._pending_lane is None and lane not in self._lanes:
                 self._pending_lane = self.mpi_comm.Idup()
 
-    def _lane(self, lane: int) -> Any:
-        found = self._lanes.get(lane)
-        if found is None:
+    def _opened(self, stages: _Stages) -> _Stages:
+        """Run `stages` when the communicator of lane 1 is there; other groups go on meanwhile."""
+        if 1 not in self._lanes:
             comm, request = self._pending_lane
-            request.Wait()
-            found = self._lanes[lane] = comm
-            self._pending_lane = None
-        return found
+            yield [request]
+            self._lanes[1], self._pending_lane = comm, None
+        yield from stages
 
     # -- running ---------------------------------------------------------------------------
 
     def start(self, op: Operation) -> None:
         """Begin `op` with non-blocking calls."""
-        op.state = _Running(self._stages(op, blocking=False))
+        stages = self._stages(op, blocking=False)
+        own_lane = op.lane == 1 and op.verb not in _MESSAGES
+        op.state = _Running(self._opened(stages) if own_lane else stages)
 
     def test(self, op: Operation) -> bool:
         """Test the requests of the current stage; go on to the next."""
@@ -180,7 +184,7 @@ class MpiBackend(Backend):
         return [op.root] if op.verb in ("send", "recv") and op.root is not None else None
 
     def _stages(self, op: Operation, blocking: bool) -> _Stages:
-        if op.verb in ("send", "recv", "probe"):
+        if op.verb in _MESSAGES:
             return self._mail.stages(op)
         if op.verb in _REDUCING and self.supports(op) is not None:
             return _OWN[op.verb](self, op, blocking)
@@ -188,7 +192,7 @@ class MpiBackend(Backend):
 
     def _call(self, op: Operation, blocking: bool, name: str, *args: Any) -> list[Any] | None:
         """Call MPI's `name`, or its non-blocking twin."""
-        comm = self._lane(op.lane)
+        comm = self._lanes[op.lane]
         if blocking:
             getattr(comm, name)(*args)
             return None
@@ -203,13 +207,13 @@ class MpiBackend(Backend):
         assert op.send is not None
         rows = np.empty((self.size, op.send.size), np.uint8)
         rows[self.rank] = op.send
-        comm = self._lane(op.lane)
+        comm = self._lanes[op.lane]
         if self.size > _DIRECT_PEERS:
             yield [comm.Iallgather(op.send, rows)]
         else:
             peers = [r for r in range(self.size) if r != self.rank]
-            receives = [comm.Irecv(rows[r], r) for r in peers]
-            yield receives + [comm.Isend(op.send, r) for r in peers]
+            receives = [comm.Irecv(rows[r], r, _TAG) for r in peers]
+            yield receives + [comm.Isend(op.send, r, _TAG) for r in peers]
         op.result = [row.tobytes() for row in rows]
 
     def _broadcast(self, op: Operation, blocking: bool) -> _Stages:
@@ -296,7 +300,7 @@ class MpiBackend(Backend):
         receives: Sequence[Array | None] | None,
     ) -> _Stages:
         """Send to and receive from every rank, in chunks that every MPI can count."""
-        comm = self._lane(op.lane)
+        comm = self._lanes[op.lane]
         receives = receives if receives is not None else [None] * self.size
         mine, own = sends[self.rank], receives[self.rank]
         if mine is not None and own is not None:
@@ -304,8 +308,8 @@ class MpiBackend(Backend):
         requests = []
         for step in range(1, self.size):
             src, dst = (self.rank - step) % self.size, (self.rank + step) % self.size
-            requests += [comm.Irecv(part, src) for part in self._chunks(receives[src])]
-            requests += [comm.Isend(part, dst) for part in self._chunks(sends[dst])]
+            requests += [comm.Irecv(part, src, _TAG) for part in self._chunks(receives[src])]
+            requests += [comm.Isend(part, dst, _TAG) for part in self._chunks(sends[dst])]
         yield requests
 
     def _cut(self, flat: Array, counts: Sequence[int]) -> list[Array]:
@@ -445,6 +449,7 @@ def _own_scan(backend: MpiBackend, op: Operation, blocking: bool) -> _Stages:
 
 
 _Stage = Callable[[MpiBackend, Operation, bool], _Stages]
+_MESSAGES = frozenset({"send", "recv", "probe"})
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})
 _OWN: dict[str, _Stage] = {
     "all_reduce": _own_all_reduce,

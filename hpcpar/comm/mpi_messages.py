@@ -17,6 +17,7 @@ import numpy as np
 
 from .._arrays import Array
 from .backend import Arrived, Operation
+from .matching import Matching
 
 __all__ = ["Mailbox"]
 
@@ -52,6 +53,7 @@ class Mailbox:
     def __init__(self, comm: Any, mpi: Any) -> None:
         self._comm, self._mpi = comm, mpi
         self._letters: list[_Letter] = []
+        self._matching = Matching()
         self._sent: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -74,7 +76,9 @@ class Mailbox:
 
     def _recv(self, op: Operation) -> Generator[list[Any] | None, None, None]:
         assert op.accept is not None
-        while (letter := self._take(op, remove=True)) is None:
+        with self._lock:
+            self._matching.post(op)
+        while (letter := self._take(op)) is None:
             yield None
         target = op.accept(letter.kind)
         if letter.payload_tag < 0:
@@ -85,7 +89,10 @@ class Mailbox:
         op.result = Arrived(letter.source, letter.tag, letter.kind, target)
 
     def _probe(self, op: Operation) -> Generator[list[Any] | None, None, None]:
-        letter = self._take(op, remove=False)
+        with self._lock:
+            self._collect_all()
+            place = self._matching.find(op, self._letters)
+            letter = None if place is None else self._letters[place]
         if letter is not None:
             op.result = Arrived(letter.source, letter.tag, letter.kind, None)
         yield from ()
@@ -96,15 +103,16 @@ class Mailbox:
             self._sent[dst] = number + 1
         return _FIRST_PAYLOAD_TAG + number % _PAYLOAD_TAGS
 
-    def _take(self, op: Operation, *, remove: bool) -> _Letter | None:
-        """Collect what has come and return the first letter that `op` would take."""
+    def _take(self, op: Operation) -> _Letter | None:
+        """Return the letter for `op`, if it has come."""
         with self._lock:
-            while (letter := self._collect()) is not None:
-                self._letters.append(letter)
-            for place, letter in enumerate(self._letters):
-                if op.root in (None, letter.source) and op.tag in (None, letter.tag):
-                    return self._letters.pop(place) if remove else letter
-        return None
+            self._collect_all()
+            place = self._matching.take(op, self._letters)
+            return None if place is None else self._letters.pop(place)
+
+    def _collect_all(self) -> None:
+        while (letter := self._collect()) is not None:
+            self._letters.append(letter)
 
     def _collect(self) -> _Letter | None:
         status = self._mpi.Status()

@@ -32,7 +32,7 @@ class Flow:
         work: Work,
         ended: Callable[[Work, Any, BaseException | None], None],
         deadline: float | None,
-        late: Callable[[Operation], BaseException],
+        late: Callable[[list[Operation]], BaseException],
     ) -> None:
         self._steps = steps
         self._backend = backend
@@ -61,11 +61,11 @@ class Flow:
 
     def _tested(self) -> bool:
         assert self._current is not None
-        done = [self._backend.test(op) for op in self._current]
-        if all(done):
+        late = [op for op in self._current if not self._backend.test(op)]
+        if not late:
             return True
         if self._deadline is not None and time.monotonic() > self._deadline:
-            raise self._late(self._current[done.index(False)])
+            raise self._late(late)
         return False
 
 
@@ -87,7 +87,14 @@ class Progress:
         self._stopping = False
 
     def submit(self, key: Hashable, flow: Flow) -> None:
-        """Queue `flow` behind the flows of `key`."""
+        """Queue `flow` behind the flows of `key`; with key None it starts now, on this thread.
+
+        So messages keep the order of the calls, also with those of blocking calls.
+        """
+        if key is None:
+            if flow.advance():
+                return
+            key = flow
         with self._wake:
             self._queues.setdefault(key, deque()).append(flow)
             if self.threaded and self._thread is None:

@@ -39,8 +39,8 @@ class Request(ABC):
         Whether headers must travel whatever `check` says: some rank lacks a size.
     compares : bool
         Whether headers travel unless `check` is "off": something was promised.
-    order : Hashable
-        What keeps order among asynchronous calls; None = the group's one order.
+    collective : bool
+        Whether all ranks of the group take part, in one order of calls.
     length : int
         Local length that headers carry.
     weight : float
@@ -52,6 +52,7 @@ class Request(ABC):
     """
 
     verb: ClassVar[str]
+    collective: ClassVar[bool] = True
     exchanges: bool = False
     compares: bool = False
     length: int = -1
@@ -59,7 +60,6 @@ class Request(ABC):
     dtype: np.dtype[Any] | None = None
     count: int = 0
     root: int = -1
-    order: Hashable = None
     refused: HpcparError | None = None
 
     def __init__(self, view: View) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -106,6 +106,7 @@ class Runner:
         self.unclaimed: list[Work] = []
         self.noisy = False
         self._seen: dict[object, int] = {}
+        self._given_up: list[Operation] = []
         self.quick = QuickAllReduce(self, self._slot)
 
     def here(self, seq: int | None = None) -> str:
@@ -201,26 +202,28 @@ class Runner:
             for op in ops:
                 op.deadline, op.polled = deadline, polled
             if len(ops) == 1:
-                on_time = backend.run(ops[0])
+                late = [] if backend.run(ops[0]) else ops
             else:
                 for op in ops:
                     backend.start(op)
-                on_time = all([backend.wait(op) for op in ops])
-            if not on_time:
-                raise self._late(request, ops[-1])
+                late = [op for op in ops if not backend.wait(op)]
+            if late:
+                raise self._late(request, late)
 
-    def _late(self, request: Request, op: Operation) -> CollectiveTimeout:
-        missing = self.backend.missing(op)
+    def _late(self, request: Request, late: list[Operation]) -> CollectiveTimeout:
+        self._given_up += late  # their buffers may still be read and written
+        missing = self.backend.missing(late[0])
         who = "which ranks are missing is unknown" if missing is None else f"missing: {missing}"
         error = CollectiveTimeout(f"{request.verb}: not done at the deadline, {who}.")
-        if request.order is None:  # a collective that some have begun; messages just did not come
+        if request.collective:  # a collective that some have begun; messages just did not come
             self.fail(error)
         return error
 
     def _begin(
         self, request: Request, timeout: float | None, limit: float | None, given: Any
     ) -> Work:
-        self.backend.prepare_lane(1)
+        if request.collective:  # messages need no lane, and the others would not make it
+            self.backend.prepare_lane(1)
         ticket, seq = self._open(request)
         work = Work(request.verb, self.home.progress)
         release = self.home.locks.lock(given)
@@ -241,18 +244,15 @@ class Runner:
             work,
             ended,
             None if limit is None else time.monotonic() + limit,
-            lambda op: self._late(request, op),
+            lambda late: self._late(request, late),
         )
-        self.home.progress.submit(self._order(request), flow)
+        self.home.progress.submit(self._ranks if request.collective else None, flow)
         return work
-
-    def _order(self, request: Request) -> Hashable:
-        return (self._ranks, request.order)
 
     def _flow(self, request: Request, ticket: int, seq: int, timeout: float | None) -> Steps:
         """Yield what the call takes: headers first where ranks must compare, then its steps."""
         headers = None
-        if request.order is None and (request.exchanges or self._compares(request, timeout)):
+        if request.collective and (request.exchanges or self._compares(request, timeout)):
             headers = yield from self._exchange(request, seq)
             message = disagreement(headers) or request.refusal(headers) or request.objection(headers)
             if message is not None:

@@ -14,6 +14,7 @@ from .. import _core
 from .._arrays import Array
 from ..errors import GroupFailed, RankFailed
 from .backend import Arrived, Backend, Operation
+from .matching import Matching
 from .sizes import starts, uneven
 
 __all__ = ["Shared", "ThreadsBackend"]
@@ -40,6 +41,7 @@ class _Board:
         self.rounds: dict[tuple[int, int], _Round] = {}
         self.counts: dict[tuple[int, int], int] = {}
         self.mail: list[list[Arrived]] = [[] for _ in ranks]
+        self.matching = [Matching() for _ in ranks]
 
 
 class Shared:
@@ -200,6 +202,9 @@ class ThreadsBackend(Backend):
                     shared.cond.wait(_LOOK)
 
     def _start_message(self, op: Operation) -> None:
+        if op.verb == "recv":
+            with self._shared.cond:
+                self._board.matching[self.rank].post(op)
         if op.verb != "send":
             return
         assert op.root is not None
@@ -213,23 +218,28 @@ class ThreadsBackend(Backend):
     def _test_message(self, op: Operation) -> bool:
         if op.verb == "send" or op.result is not None:
             return True
+        box, matching = self._board.mail[self.rank], self._board.matching[self.rank]
         with self._shared.cond:
-            box = self._board.mail[self.rank]
-            found = next((m for m in box if _matches(m, op)), None)
-            if found is not None and op.verb == "recv":
-                box.remove(found) if box[0] is not found else box.pop(0)
-        if found is None:
-            if op.verb == "recv":
-                self._check_alive([r for r in range(self.size) if op.root not in (None, r)])
-            return op.verb == "probe"
+            if op.verb == "probe":
+                place = matching.find(op, box)
+                op.result = None if place is None else box[place]
+                return True
+            place = matching.take(op, box)
+            if place is None:
+                self._check_senders(op)
+                return False
+            found = box.pop(place)
+        assert op.accept is not None
+        op.accept(found.kind)[...] = found.data
         op.result = found
-        if op.verb == "recv" and op.accept is not None:
-            op.accept(found.kind)[...] = found.data
         return True
 
-
-def _matches(message: Arrived, op: Operation) -> bool:
-    return op.root in (None, message.source) and op.tag in (None, message.tag)
+    def _check_senders(self, op: Operation) -> None:
+        """Raise if nobody is left who could send what `op` waits for."""
+        others = [r for r in range(self.size) if r != self.rank]
+        possible = others if op.root is None else [op.root]
+        gone = [r for r in possible if self._ranks[r] in self._shared.left]
+        self._check_alive(range(self.size) if len(gone) < len(possible) else [self.rank])
 
 
 _Posts = dict[int, Operation]

@@ -6,16 +6,14 @@
 #ifndef HP_KERNELS_H
 #define HP_KERNELS_H
 
+#include "compiler.h"
 #include "hpcpar.h"
 
 #define HP_PASTE2(a, b) a##_##b
 #define HP_PASTE(a, b) HP_PASTE2(a, b)
 #define HP_NAME(stem) HP_PASTE(stem, HP_LEVEL)
 
-/* dst may be a or b, so the loops carry no dependence from one element to another. */
-#define HP_IVDEP _Pragma("GCC ivdep")
-
-/* dst[i] = a[i] op b[i] */
+/* dst[i] = a[i] op b[i]; dst may be a or b */
 typedef void hp_step_fn(void *dst, const void *a, const void *b, size_t n);
 /* dst[i] = src[i] * by, or src[i] / by */
 typedef void hp_by_fn(void *dst, const void *src, double by, size_t n);

@@ -4,8 +4,10 @@
  * bytes. So a contiguous array of any rank is one memcpy.
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "compiler.h"
 #include "hpcpar.h"
 
 #define BLOCK 1024 /* elements that a cast gathers at a time */
@@ -60,6 +62,31 @@ static void absorb_run(struct walk *w)
     w->flat_item = w->item;
 }
 
+enum { TILE_ROWS = 16, TILE_COLS = 32 };
+
+static ptrdiff_t least(ptrdiff_t a, ptrdiff_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Whether the last two axes lie in memory the other way round, as in a transposed matrix. */
+static bool is_transposed(const struct walk *w, int axis)
+{
+    return axis + 2 == w->ndim && labs(w->strides[axis]) < labs(w->strides[axis + 1]);
+}
+
+/* Such axes go in tiles, so that a cache line is fetched once and not once per row. */
+static void visit_tiles(const struct walk *w, int axis, char *data, char *flat)
+{
+    const ptrdiff_t rows = w->shape[axis], cols = w->shape[axis + 1];
+    const ptrdiff_t row_step = w->strides[axis], step = w->strides[axis + 1];
+    for (ptrdiff_t top = 0; top < rows; top += TILE_ROWS)
+        for (ptrdiff_t left = 0; left < cols; left += TILE_COLS)
+            for (ptrdiff_t row = top; row < least(top + TILE_ROWS, rows); row++)
+                w->line(w, flat + (size_t)(row * cols + left) * w->flat_item,
+                        data + row * row_step + left * step, least(TILE_COLS, cols - left), step);
+}
+
 /* Visit all lines from `axis` on in C order; returns where the flat side goes on. */
 static char *visit(const struct walk *w, int axis, char *data, char *flat)
 {
@@ -67,6 +94,10 @@ static char *visit(const struct walk *w, int axis, char *data, char *flat)
         const ptrdiff_t n = w->ndim ? w->shape[axis] : 1;
         w->line(w, flat, data, n, w->ndim ? w->strides[axis] : 0);
         return flat + (size_t)n * w->flat_item;
+    }
+    if (is_transposed(w, axis)) {
+        visit_tiles(w, axis, data, flat);
+        return flat + (size_t)(w->shape[axis] * w->shape[axis + 1]) * w->flat_item;
     }
     for (ptrdiff_t i = 0; i < w->shape[axis]; i++)
         flat = visit(w, axis + 1, data + i * w->strides[axis], flat);
@@ -76,6 +107,7 @@ static char *visit(const struct walk *w, int axis, char *data, char *flat)
 /* Inlined with a constant `item` a copy is one load and one store. */
 static inline void copy_in(char *flat, const char *data, ptrdiff_t n, ptrdiff_t stride, size_t item)
 {
+    HP_UNROLL
     for (ptrdiff_t i = 0; i < n; i++)
         memcpy(flat + (size_t)i * item, data + i * stride, item);
 }
@@ -83,6 +115,7 @@ static inline void copy_in(char *flat, const char *data, ptrdiff_t n, ptrdiff_t 
 static inline void copy_out(const char *flat, char *data, ptrdiff_t n, ptrdiff_t stride,
                             size_t item)
 {
+    HP_UNROLL
     for (ptrdiff_t i = 0; i < n; i++)
         memcpy(data + i * stride, flat + (size_t)i * item, item);
 }

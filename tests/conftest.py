@@ -2,11 +2,14 @@
 
 import os
 import traceback
+from contextlib import contextmanager
 
 import pytest
 
 import hpcpar as hp
 from hpcpar.comm import launch
+from hpcpar.comm.settings import Settings
+from hpcpar.comm.world import _on_mpi
 from hpcpar.testing import run_ranks
 
 SIZES = (1, 2, 3, 4)
@@ -43,18 +46,18 @@ def ranks(request):
     """Return a function that runs ``body(group)`` on every rank and returns my result."""
     if not ON_MPI:
         return lambda body, **how: run_ranks(request.param, body, **how)
-    return lambda body, **how: run_on_mpi(request.param, body)
+    return lambda body, **how: run_on_mpi(request.param, body, **how)
 
 
-def run_on_mpi(size, body):
+def run_on_mpi(size, body, **how):
     """Run the body on the first `size` ranks of the world; all fail with the first traceback."""
     everyone = world()
     group = everyone.subgroup(range(size))
     text, result = "", None
     if group.rank >= 0:
         try:
-            with group:
-                result = body(group)
+            with with_settings(group, **how) as own:
+                result = body(own)
         except BaseException:
             text = traceback.format_exc()
     failures = everyone.all_gather_object(text)
@@ -62,3 +65,18 @@ def run_on_mpi(size, body):
     if first is not None:
         pytest.fail(first, pytrace=False)
     return result
+
+
+@contextmanager
+def with_settings(group, **how):
+    """Make the group the default; one with settings of its own is a world of its own."""
+    if not how:
+        with group:
+            yield group
+        return
+    made = _on_mpi(Settings(backend="mpi", **how), group.mpi_comm)
+    try:
+        with made.group:
+            yield made.group
+    finally:
+        made.free()

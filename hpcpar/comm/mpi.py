@@ -252,9 +252,7 @@ class MpiBackend(Backend):
             return
         source = self._scaled(op)
         counts = list(op.send_counts)
-        yield self._call(
-            op, blocking, "Reduce_scatter", source, op.recv, counts, self._ops[op.op]
-        )
+        yield self._call(op, blocking, "Reduce_scatter", source, op.recv, counts, self._ops[op.op])
         self._divide(op)
 
     def _all_gather(self, op: Operation, blocking: bool) -> _Stages:
@@ -287,9 +285,7 @@ class MpiBackend(Backend):
     def _all_to_all(self, op: Operation, blocking: bool) -> _Stages:
         assert op.send is not None
         assert op.recv is not None
-        yield from self._pairwise(
-            op, self._cut(op.send, op.send_counts), self._blocks(op.recv, op)
-        )
+        yield from self._pairwise(op, self._cut(op.send, op.send_counts), self._blocks(op.recv, op))
 
     # -- parts -----------------------------------------------------------------------------
 
@@ -494,7 +490,7 @@ def _keyval() -> int:
     return keyval
 
 
-def _comm_freed(comm: Any, keyval: int, group: Any) -> None:
+def _comm_freed(comm: Any, keyval: int, made: Any) -> None:
     mpi: Any = load_mpi()
     if comm not in (mpi.COMM_WORLD, mpi.COMM_SELF):  # these end inside MPI_Finalize
-        group.free()
+        made.free()

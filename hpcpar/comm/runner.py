@@ -254,7 +254,9 @@ class Runner:
         headers = None
         if request.collective and (request.exchanges or self._compares(request, timeout)):
             headers = yield from self._exchange(request, seq)
-            message = disagreement(headers) or request.refusal(headers) or request.objection(headers)
+            message = (
+                disagreement(headers) or request.refusal(headers) or request.objection(headers)
+            )
             if message is not None:
                 raise mismatch(message, self.here(seq))
         steps = request.steps(headers)

@@ -37,6 +37,10 @@ class _World:
     given: Any
     close: list[Callable[[], None]] = field(default_factory=list)
 
+    def free(self) -> None:
+        """End it: drain, free its groups, stop its thread."""
+        _close(self)
+
 
 class _Place:
     """Holds the world of a process, or of one thread that plays a rank."""
@@ -271,9 +275,9 @@ def as_group(comm: Any = None) -> Group:
         )
     from .mpi import cached_on
 
-    found = cached_on(comm, lambda: _on_mpi(Settings(backend="mpi"), comm).group)
-    assert isinstance(found, Group)
-    return found
+    found = cached_on(comm, lambda: _on_mpi(Settings(backend="mpi"), comm))
+    assert isinstance(found, _World)
+    return found.group
 
 
 def _default_group() -> Group | None:

@@ -91,7 +91,7 @@ native: $(MPICH)/.installed ## build the core in place, for work on it
 	cp build/native/_core*.so hpcpar/
 
 NATIVE_TESTS = $(MPICH)/bin/cmake -S native -B build/native-$(1) -G Ninja -DHP_BUILD_PYTHON=OFF \
-	-DHP_BUILD_TESTS=ON -DHP_WERROR=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(MPICH))/bin/ninja -DHP_SANITIZE=$(2) >/dev/null \
+	-DHP_BUILD_TESTS=ON -DHP_WERROR=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(MPICH))/bin/ninja "-DHP_SANITIZE=$(2)" >/dev/null \
 	&& $(MPICH)/bin/cmake --build build/native-$(1) \
 	&& $(MPICH)/bin/ctest --test-dir build/native-$(1) --output-on-failure
 

@@ -18,7 +18,7 @@ static bool same_shape(PyArrayObject *a, PyArrayObject *b)
            PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(b), ndim);
 }
 
-/* plain_pair(x, out): 1 if the two are plain, alike and disjoint, 2 if they are one memory, else 0. */
+/* plain_pair(x, out): 1 if both are plain, alike and disjoint, 2 if they are one memory, else 0. */
 static PyObject *plain_pair(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
     (void)module;

@@ -231,7 +231,8 @@ static PyMethodDef methods[] = {
     FAST(seq, "seq(slot, /)\n--\n\nThe sequence number of the group's next operation."),
     FAST(last, "last(n, /)\n--\n\nThe newest n records, newest last."),
     {"totals", totals, METH_NOARGS, "totals()\n--\n\nSums per group and verb."},
-    {"oldest_open", oldest_open, METH_NOARGS, "oldest_open()\n--\n\nThe open record that waits longest."},
+    {"oldest_open", oldest_open, METH_NOARGS,
+     "oldest_open()\n--\n\nThe open record that waits longest."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -7,31 +7,30 @@ from . import checkpoint, data, debug, errors, nn, optim, random
 from ._version import __version__
 from .comm.group import Group
 from .comm.message_requests import Message
+from .comm.object_verbs import (
+    all_gather_object,
+    all_to_all_object,
+    broadcast_object,
+    gather_object,
+    recv_object,
+    scatter_object,
+    send_object,
+)
+from .comm.point_verbs import probe, recv, send, sendrecv
 from .comm.reductions import premul_sum
 from .comm.root import log, on_root, root_first
 from .comm.verbs import (
     all_gather,
-    all_gather_object,
     all_reduce,
     all_to_all,
-    all_to_all_object,
     barrier,
     broadcast,
-    broadcast_object,
     gather,
-    gather_object,
     permute,
-    probe,
-    recv,
-    recv_object,
     reduce,
     reduce_scatter,
     scan,
     scatter,
-    scatter_object,
-    send,
-    send_object,
-    sendrecv,
 )
 from .comm.work import Work
 from .comm.world import as_group, init, rank, shutdown, size, world

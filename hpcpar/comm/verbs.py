@@ -1,6 +1,6 @@
 """The verbs as functions: each calls the method of `group`, or of the default group.
 
-All but the ``*_object`` verbs also take ``timeout`` (seconds; None = the group's) and ``async_op``
+All also take ``timeout`` (seconds; None = the group's) and ``async_op``
 (True returns a `Work`; the arrays given are then read-only until it is done). Without ``out`` a
 new array is returned; ``out=x`` works in place.
 """
@@ -11,32 +11,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from .group import Group
-from .message_requests import Message
 from .world import current
 
 __all__ = [
     "all_gather",
-    "all_gather_object",
     "all_reduce",
     "all_to_all",
-    "all_to_all_object",
     "barrier",
     "broadcast",
-    "broadcast_object",
     "gather",
-    "gather_object",
     "permute",
-    "probe",
-    "recv",
-    "recv_object",
     "reduce",
     "reduce_scatter",
     "scan",
     "scatter",
-    "scatter_object",
-    "send",
-    "send_object",
-    "sendrecv",
 ]
 
 
@@ -427,203 +415,3 @@ def permute(
     [None, 0, 1]
     """
     return (group or current()).permute(x, pairs, out=out, timeout=timeout, async_op=async_op)
-
-
-def send(
-    x: Any,
-    dst: int,
-    *,
-    tag: int = 0,
-    group: Group | None = None,
-    timeout: float | None = None,
-    async_op: bool = False,
-) -> Any:
-    """Send `x` to rank `dst`; dtype and shape travel with it.
-
-    Local, but large messages wait for the receiver.
-
-    Raises
-    ------
-    ArgumentError
-        No such rank, a tag outside 0..2**28-1, or `dst` is this rank (use `sendrecv`).
-    UnsupportedError
-        Arrays of Python objects.
-    CollectiveTimeout
-        Nobody received in time.
-    """
-    return (group or current()).send(x, dst, tag=tag, timeout=timeout, async_op=async_op)
-
-
-def recv(
-    src: int | None = None,
-    *,
-    tag: int | None = None,
-    out: Any = None,
-    group: Group | None = None,
-    timeout: float | None = None,
-    async_op: bool = False,
-) -> Any:
-    """Receive the next array from rank `src` with `tag`; None means any.
-
-    Local, blocks until it is here.
-
-    Raises
-    ------
-    ArgumentError
-        No such rank; or `out` does not fit the message, which is then lost.
-    CollectiveTimeout
-        Nothing came in time; the group goes on.
-
-    Examples
-    --------
-    >>> from hpcpar.testing import run_ranks
-    >>> def body(g):
-    ...     import numpy as np
-    ...     return g.send(np.arange(2), 1) if g.rank == 0 else g.recv(0).tolist()
-    >>> run_ranks(2, body)
-    [None, [0, 1]]
-    """
-    return (group or current()).recv(src, tag=tag, out=out, timeout=timeout, async_op=async_op)
-
-
-def sendrecv(
-    x: Any,
-    dst: int,
-    src: int,
-    *,
-    tag: int = 0,
-    out: Any = None,
-    group: Group | None = None,
-    timeout: float | None = None,
-    async_op: bool = False,
-) -> Any:
-    """Send `x` to rank `dst` while receiving from rank `src`; cannot deadlock in rings.
-
-    Local, blocks until both are done.
-
-    Raises
-    ------
-    ArgumentError, UnsupportedError, CollectiveTimeout
-        As `send` and `recv`.
-
-    Examples
-    --------
-    >>> from hpcpar.testing import run_ranks
-    >>> run_ranks(3, lambda g: int(g.sendrecv(g.rank, (g.rank + 1) % 3, (g.rank - 1) % 3)))
-    [2, 0, 1]
-    """
-    return (group or current()).sendrecv(
-        x, dst, src, tag=tag, out=out, timeout=timeout, async_op=async_op
-    )
-
-
-def probe(
-    src: int | None = None, *, tag: int | None = None, group: Group | None = None
-) -> Message | None:
-    """Return what the next message from `src` with `tag` is, or None. Local, does not wait.
-
-    Examples
-    --------
-    >>> import hpcpar as hp
-    >>> hp.init().probe() is None
-    True
-    """
-    return (group or current()).probe(src, tag=tag)
-
-
-def broadcast_object(
-    obj: Any = None, *, root: int = 0, allow_pickle: bool = False, group: Group | None = None
-) -> Any:
-    """Return the root's object on every rank. Collective over `group`; blocks.
-
-    Objects are numbers, strings, bytes, containers, NumPy arrays and scalars, dtypes and
-    scipy.sparse arrays, nested; others only with ``allow_pickle=True`` on all ranks.
-
-    Raises
-    ------
-    UnsupportedError
-        The object holds something else; on every rank.
-
-    Examples
-    --------
-    >>> from hpcpar.testing import run_ranks
-    >>> run_ranks(2, lambda g: g.broadcast_object({"a": [1, "x"]} if g.rank == 0 else None))
-    [{'a': [1, 'x']}, {'a': [1, 'x']}]
-    """
-    return (group or current()).broadcast_object(obj, root=root, allow_pickle=allow_pickle)
-
-
-def all_gather_object(
-    obj: Any, *, allow_pickle: bool = False, group: Group | None = None
-) -> list[Any]:
-    """Return the list of all ranks' objects, on every rank. Collective over `group`; blocks.
-
-    Objects as in `broadcast_object`.
-
-    Raises
-    ------
-    UnsupportedError
-        This rank's object cannot travel; before any traffic.
-
-    Examples
-    --------
-    >>> from hpcpar.testing import run_ranks
-    >>> run_ranks(2, lambda g: g.all_gather_object("r" * g.rank))
-    [['', 'r'], ['', 'r']]
-    """
-    return (group or current()).all_gather_object(obj, allow_pickle=allow_pickle)
-
-
-def gather_object(
-    obj: Any, *, root: int = 0, allow_pickle: bool = False, group: Group | None = None
-) -> list[Any] | None:
-    """Return the list of all ranks' objects on the root, None elsewhere.
-
-    Collective over `group`; blocks.
-    """
-    return (group or current()).gather_object(obj, root=root, allow_pickle=allow_pickle)
-
-
-def scatter_object(
-    objs: Sequence[Any] | None = None,
-    *,
-    root: int = 0,
-    allow_pickle: bool = False,
-    group: Group | None = None,
-) -> Any:
-    """Return ``objs[rank]`` of the root's sequence. Collective over `group`; blocks."""
-    return (group or current()).scatter_object(objs, root=root, allow_pickle=allow_pickle)
-
-
-def all_to_all_object(
-    objs: Sequence[Any], *, allow_pickle: bool = False, group: Group | None = None
-) -> list[Any]:
-    """Send ``objs[r]`` to rank r; return what comes, in rank order.
-
-    Collective over `group`; blocks.
-    """
-    return (group or current()).all_to_all_object(objs, allow_pickle=allow_pickle)
-
-
-def send_object(
-    obj: Any, dst: int, *, tag: int = 0, allow_pickle: bool = False, group: Group | None = None
-) -> None:
-    """Send an object to rank `dst`; see `broadcast_object` for what may travel.
-
-    Local, but large messages wait for the receiver.
-    """
-    (group or current()).send_object(obj, dst, tag=tag, allow_pickle=allow_pickle)
-
-
-def recv_object(
-    src: int | None = None,
-    *,
-    tag: int | None = None,
-    allow_pickle: bool = False,
-    group: Group | None = None,
-) -> Any:
-    """Receive an object from rank `src` with `tag`; None means any.
-
-    Local, blocks until it is here.
-    """
-    return (group or current()).recv_object(src, tag=tag, allow_pickle=allow_pickle)

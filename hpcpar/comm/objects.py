@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +31,24 @@ def _cut(data: Array, sizes: Sequence[int], allow_pickle: bool) -> list[Any]:
     return [_decoded(data[b : b + n], allow_pickle) for b, n in zip(begins, sizes, strict=True)]
 
 
-def _lengths(group: Group, mine: int) -> list[int]:
-    return [int(n) for n in group.all_gather(np.array([mine]), sizes=(1,) * group.size)]
+def _encoded_by_all(
+    group: Group, verb: str, encode: Callable[[], list[Array]]
+) -> tuple[list[Array], list[int]]:
+    """Return my encoded objects and every rank's total length; where one rank cannot, all raise."""
+    error: HpcparError | None = None
+    each: list[Array] = []
+    try:
+        each = encode()
+    except HpcparError as refused:
+        error = refused
+    mine = -1 if error is not None else sum(data.size for data in each)
+    lengths = [int(n) for n in group.all_gather(np.array([mine]), sizes=(1,) * group.size)]
+    if error is not None:
+        raise error
+    if -1 in lengths:
+        rank = lengths.index(-1)
+        raise UnsupportedError(f"{verb}: the object of rank {rank} cannot be sent {group.here()}.")
+    return each, lengths
 
 
 def broadcast(group: Group, obj: Any, root: int, allow_pickle: bool) -> Any:
@@ -56,15 +72,15 @@ def _received(data: Array, root: int, allow_pickle: bool) -> Any:
 
 def all_gather(group: Group, obj: Any, allow_pickle: bool) -> list[Any]:
     """Return every rank's object."""
-    data = _encoded(obj, allow_pickle)
-    sizes = _lengths(group, data.size)
+    (data,), sizes = _encoded_by_all(
+        group, "all_gather_object", lambda: [_encoded(obj, allow_pickle)]
+    )
     return _cut(group.all_gather(data, sizes=sizes), sizes, allow_pickle)
 
 
 def gather(group: Group, obj: Any, root: int, allow_pickle: bool) -> list[Any] | None:
     """Return every rank's object on the root."""
-    data = _encoded(obj, allow_pickle)
-    sizes = _lengths(group, data.size)
+    (data,), sizes = _encoded_by_all(group, "gather_object", lambda: [_encoded(obj, allow_pickle)])
     joined = group.gather(data, root=root, sizes=sizes)
     return None if joined is None else _cut(joined, sizes, allow_pickle)
 
@@ -99,7 +115,8 @@ def _scattered(data: Array, root: int, allow_pickle: bool) -> Any:
 
 def all_to_all(group: Group, objs: Sequence[Any], allow_pickle: bool) -> list[Any]:
     """Send ``objs[r]`` to rank r and return what comes, by rank."""
-    each = _each(group, objs, "all_to_all_object", allow_pickle)
+    verb = "all_to_all_object"
+    each, _ = _encoded_by_all(group, verb, lambda: _each(group, objs, verb, allow_pickle))
     lengths = np.array([data.size for data in each])
     sizes = [int(n) for n in group.all_to_all(lengths, sizes=(1,) * group.size)]
     joined = group.all_to_all(np.concatenate(each), sizes=[int(n) for n in lengths])

@@ -16,6 +16,7 @@ static struct {
 
 #define NUM_REGISTERED (sizeof registered / sizeof registered[0])
 
+/* By width, for C has more names of integers (long, long long) than sizes. */
 static int integer_of(char kind, npy_intp itemsize)
 {
     const int bytes[] = {1, 2, 4, 8};
@@ -41,6 +42,7 @@ static int builtin_of(int type_num, npy_intp itemsize)
     }
 }
 
+/* The slow way, taken once per registered type and for types that we do not know. */
 static int by_name(PyArray_Descr *descr)
 {
     int found = -1;
@@ -51,7 +53,7 @@ static int by_name(PyArray_Descr *descr)
             registered[i].type_num = descr->type_num;
             found = registered[i].dtype;
         }
-    PyErr_Clear();
+    PyErr_Clear(); /* a type without a name is just not one of ours */
     Py_XDECREF(name);
     return found;
 }

@@ -27,6 +27,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* Heap types, as the stable ABI demands. */
 static int add_types(PyObject *module)
 {
     PyType_Spec *const specs[] = {&hp_py_pack_spec, &hp_py_recorder_spec, &hp_py_ring_spec};
@@ -40,6 +41,7 @@ static int add_types(PyObject *module)
     return 0;
 }
 
+/* Runs once per import: the SIMD level is chosen here and never again. */
 static int execute(PyObject *module)
 {
     if (PyArray_ImportNumPyAPI() < 0)

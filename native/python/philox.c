@@ -26,7 +26,7 @@ static int random_of(const char *kind, int dtype)
     return -1;
 }
 
-/* A Python integer of 0 <= n < 2**64; false with an error set. */
+/* A converter for PyArg_Parse: a Python integer of 0 <= n < 2**64; false with an error set. */
 static int take_word(PyObject *number, void *word)
 {
     PyObject *const index = PyNumber_Index(number);

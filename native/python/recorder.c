@@ -48,6 +48,7 @@ static void recorder_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
+/* All methods hold the GIL: that is the record's one writer at a time. */
 static PyObject *add_group(PyObject *self, PyObject *args)
 {
     const char *name;
@@ -78,6 +79,7 @@ static bool take_ints(const char *method, PyObject *const *args, Py_ssize_t give
     return true;
 }
 
+/* The hot path: no tuple, no keywords, no format string. */
 static PyObject *begin(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
     long long v[6];
@@ -99,6 +101,7 @@ static PyObject *begin(PyObject *self, PyObject *const *args, Py_ssize_t given)
     return PyLong_FromLongLong(ticket);
 }
 
+/* None, or the error for a ticket that the record does not know. */
 static PyObject *checked(int rc, const char *method, long long ticket)
 {
     if (rc < 0)
@@ -153,6 +156,7 @@ static PyObject *seq(PyObject *self, PyObject *const *args, Py_ssize_t given)
     return PyLong_FromUnsignedLongLong(group->seq);
 }
 
+/* The field order is documented in _core.pyi. */
 static PyObject *tuple_of(const struct hp_record *r)
 {
     return Py_BuildValue("IKIILIiKKiKKI", r->slot, (unsigned long long)r->seq,

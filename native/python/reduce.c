@@ -12,6 +12,7 @@ struct call {
     const void **srcs;
     double *factors;
     double divisor;
+    /* what srcs and factors point to unless there are very many */
     const void *stack_srcs[MAX_STACK_SRCS];
     double stack_factors[MAX_STACK_SRCS];
 };
@@ -61,6 +62,7 @@ static int check_overlap(struct call *c, Py_ssize_t index)
     return -1;
 }
 
+/* Take `out`, which sets dtype and count for all; -1 with an error set. */
 static int check_out(struct call *c, PyArrayObject *out)
 {
     PyArray_Descr *const descr = PyArray_DESCR(out);
@@ -82,6 +84,7 @@ static int check_out(struct call *c, PyArrayObject *out)
     return 0;
 }
 
+/* The caller frees c->srcs, also after a failure. */
 static int take_sources(struct call *c, PyArrayObject *out, PyObject *srcs)
 {
     const Py_ssize_t n = PyTuple_Size(srcs);
@@ -107,6 +110,7 @@ static int take_sources(struct call *c, PyArrayObject *out, PyObject *srcs)
     return 0;
 }
 
+/* The caller frees c->factors, also after a failure. */
 static int take_factors(struct call *c, PyObject *factors)
 {
     if (factors == Py_None)
@@ -142,6 +146,7 @@ static int take_divisor(struct call *c, PyObject *divisor)
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* Last of all, for whether the op fits depends on factors and divisor. */
 static int take_op(struct call *c, const char *op, PyArrayObject *out)
 {
     c->r.op = hp_py_op(op);
@@ -162,7 +167,7 @@ static int run(struct call *c)
     HP_BEGIN_WORK(c->nbytes * c->r.num_srcs);
     rc = hp_reduce(hp_py_kernels, &c->r);
     HP_END_WORK;
-    if (rc < 0)
+    if (rc < 0) /* cannot be: all that the core refuses was checked above */
         PyErr_Format(PyExc_SystemError, "reduce: the core returned %d", rc);
     return rc;
 }
@@ -180,6 +185,7 @@ static PyObject *reduce(PyObject *module, PyObject *args, PyObject *kwargs)
     PyObject *const srcs = PySequence_Tuple(given); /* holds them while the GIL is released */
     if (!srcs)
         return NULL;
+    /* `c` is not cleared as a whole: most of it is room for sources. */
     c.r = (struct hp_reduction){0};
     c.srcs = NULL;
     c.factors = NULL;

@@ -23,6 +23,7 @@ static PyObject *bytes_of(PyObject *buffer)
     return bytes;
 }
 
+/* Hold the buffer and format it. On failure ring_dealloc lets go of it. */
 static int attach(Ring *self, PyObject *buffer)
 {
     if (PyObject_GetBuffer(buffer, &self->buffer, PyBUF_CONTIG) < 0 ||
@@ -60,7 +61,7 @@ static void ring_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-/* A view of `nbytes` at `where`, which lies in the buffer. */
+/* A view of `nbytes` at `where`; being a slice it keeps the caller's buffer alive. */
 static PyObject *view_of(PyObject *self, const void *where, size_t nbytes)
 {
     const Py_ssize_t at = (const char *)where - (const char *)core_of(self);
@@ -106,6 +107,7 @@ static PyObject *peek(PyObject *self, PyObject *unused)
     return readonly;
 }
 
+/* The length is asked for so that a caller who lost count is told. */
 static PyObject *release(PyObject *self, PyObject *number)
 {
     const size_t nbytes = PyLong_AsSize_t(number);

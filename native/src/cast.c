@@ -25,6 +25,7 @@ static float round_to_odd(double x)
     return odd;
 }
 
+/* Between formats of float32 and below; the factor is applied in float32. */
 static void cast_float(const struct hp_kernels *k, void *dst, int dst_dtype, const void *src,
                        int src_dtype, double scale, size_t n)
 {
@@ -46,6 +47,7 @@ static void cast_float(const struct hp_kernels *k, void *dst, int dst_dtype, con
         memmove(dst, x, n * sizeof *x);
 }
 
+/* Exact: float64 holds every value of the others. */
 static void to_double(const struct hp_kernels *k, double *dst, const void *src, int src_dtype,
                       size_t n)
 {
@@ -63,6 +65,7 @@ static void to_double(const struct hp_kernels *k, double *dst, const void *src, 
         dst[i] = x[i];
 }
 
+/* Rounds once, to the target, by way of an odd float32 for the narrow ones. */
 static void from_double(const struct hp_kernels *k, void *dst, int dst_dtype, const double *src,
                         size_t n)
 {
@@ -79,6 +82,7 @@ static void from_double(const struct hp_kernels *k, void *dst, int dst_dtype, co
         narrow(dst, f, n);
 }
 
+/* Where one side is float64; the factor is applied in float64. */
 static void cast_double(const struct hp_kernels *k, void *dst, int dst_dtype, const void *src,
                         int src_dtype, double scale, size_t n)
 {

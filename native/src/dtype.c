@@ -7,13 +7,15 @@
 #define BITWISE (BIT(HP_BAND) | BIT(HP_BOR) | BIT(HP_BXOR))
 #define INTEGER (SUM_PROD | MIN_MAX | BITWISE)
 
+/* What a dtype can do. */
 struct traits {
     uint8_t itemsize;
     uint8_t ops; /* BIT(op) set */
-    bool scalable;
-    bool real_float;
+    bool scalable;   /* mean and premul_sum have a meaning */
+    bool real_float; /* hp_cast takes it */
 };
 
+/* float8 has sums but no products and no mean: three bits of mantissa would not bear them. */
 static const struct traits table[HP_NUM_DTYPES] = {
     [HP_BOOL] = {1, INTEGER, false, false},
     [HP_I8] = {1, INTEGER, false, false},

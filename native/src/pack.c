@@ -120,6 +120,7 @@ static inline void copy_out(const char *flat, char *data, ptrdiff_t n, ptrdiff_t
         memcpy(data + i * stride, flat + (size_t)i * item, item);
 }
 
+/* The default stays a call of memcpy: long runs are what it is good at. */
 #define BY_ITEM(copy, item, ...)       \
     switch (item) {                    \
     case 1: copy(__VA_ARGS__, 1); break;   \

@@ -14,11 +14,12 @@ enum { LANES = 128, ROUNDS = 10 }; /* fewer lanes are unrolled and then not vect
 #define WEYL_0 0x9E3779B9u
 #define WEYL_1 0xBB67AE85u
 
-/* Word w of lane i is c[w][i]. */
+/* Word w of lane i is c[w][i]: each step of a round is then one loop over all lanes. */
 struct blocks {
     uint32_t c[4][LANES];
 };
 
+/* One round on one block. */
 static inline void philox(uint32_t *c0, uint32_t *c1, uint32_t *c2, uint32_t *c3, uint32_t k0,
                           uint32_t k1)
 {
@@ -37,6 +38,7 @@ void hp_philox4x32(uint32_t out[4], const uint32_t counter[4], const uint32_t ke
         philox(&out[0], &out[1], &out[2], &out[3], k0, k1);
 }
 
+/* The blocks of elements start, start + 1, ... after all rounds. */
 static void make_blocks(struct blocks *b, uint64_t seed, uint64_t stream, uint64_t start)
 {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
@@ -100,6 +102,7 @@ static inline double cos_turn(double u)
     c = c * z - 1.38888888888741095749e-03;
     c = c * z + 4.16666666666666019037e-02;
     const double sine = x + x * z * s, cosine = 1.0 - (0.5 * z - z * z * c);
+    /* Both are computed and one is chosen: a branch would stop vectorisation. */
     const double r = q & 1 ? sine : cosine;
     return ((q + 1) & 2) ? -r : r; /* quarters 0..4: cos, -sin, -cos, sin, cos */
 }
@@ -110,6 +113,7 @@ static inline double bits53(uint32_t high, uint32_t low)
     return (double)(int32_t)(high >> 5) * 0x1p26 + (double)(int32_t)(low >> 6);
 }
 
+/* 24 bits, as many as float32 holds: the conversion is exact and never rounds up to 1. */
 static inline float uniform32(const struct blocks *b, int i)
 {
     return (float)(int32_t)(b->c[0][i] >> 8) * 0x1p-24f;

@@ -20,7 +20,7 @@ _Static_assert(HP_MAX_GROUPS == 1 << SLOT_BITS, "a ticket holds any slot");
 struct hp_recorder {
     uint64_t magic;
     uint64_t capacity;
-    uint64_t next; /* operations begun so far */
+    uint64_t next; /* operations begun so far; the next one's index */
     uint32_t num_groups;
     uint8_t pad[HP_CACHE_LINE - 28];
     struct hp_group groups[HP_MAX_GROUPS];
@@ -37,6 +37,7 @@ static uint64_t now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+/* Index + 1, slot and verb, from the highest bit down: positive for 2**46 operations. */
 static uint64_t make_ticket(uint64_t index, uint32_t slot, uint16_t verb)
 {
     return (index + 1) << (SLOT_BITS + VERB_BITS) | (uint64_t)slot << VERB_BITS | verb;
@@ -94,7 +95,7 @@ int64_t hp_recorder_begin(struct hp_recorder *r, const struct hp_operation *op)
         return -EINVAL;
     const uint64_t ticket = make_ticket(r->next, op->slot, op->verb);
     struct hp_record *const rec = place(r, r->next++);
-    hp_store_release(&rec->ticket, 0);
+    hp_store_release(&rec->ticket, 0); /* the old record ends here */
     rec->seq = r->groups[op->slot].seq++;
     rec->count = op->count;
     rec->end_ns = 0;
@@ -106,12 +107,13 @@ int64_t hp_recorder_begin(struct hp_recorder *r, const struct hp_operation *op)
     rec->status = 0;
     rec->verb = op->verb;
     rec->dtype = op->dtype;
-    rec->start_ns = now_ns();
+    rec->start_ns = now_ns(); /* last, so that it does not count our own work */
     hp_store_release(&rec->ticket, ticket);
     r->totals[op->slot][op->verb].ops++;
     return (int64_t)ticket;
 }
 
+/* Whether begin() can have given out this ticket. */
 static bool issued(const struct hp_recorder *r, int64_t ticket)
 {
     const uint64_t t = (uint64_t)ticket;
@@ -160,6 +162,7 @@ int hp_recorder_end(struct hp_recorder *r, int64_t ticket, int status)
 
 size_t hp_recorder_last(struct hp_recorder *r, struct hp_record *out, size_t n)
 {
+    /* Before the first wrap the ring holds fewer records than it has room for. */
     const uint64_t held = r->next < r->capacity ? r->next : r->capacity;
     const uint64_t most = n < held ? n : held;
     size_t copied = 0;

@@ -18,6 +18,7 @@ static const struct hp_kernels levels[HP_NUM_LEVELS] = {
 #endif
 };
 
+/* The operating system must save the registers, too: the builtin looks at both. */
 static bool cpu_has(enum hp_level level)
 {
 #ifdef HP_HAS_avx2
@@ -61,6 +62,7 @@ struct plan {
     hp_by_fn *divide;
 };
 
+/* Complex numbers come here for products only; their sums were turned into floats. */
 static hp_step_fn *step_of(const struct hp_kernels *k, int dtype, int op)
 {
     if (dtype <= HP_U64)
@@ -70,6 +72,7 @@ static hp_step_fn *step_of(const struct hp_kernels *k, int dtype, int op)
     return k->floats->step[dtype == HP_F64][op];
 }
 
+/* Only sums of floats can be scaled: for the rest a factor has no agreed meaning. */
 static int check(const struct hp_reduction *r)
 {
     if (r->num_srcs == 0 || hp_itemsize(r->dtype) == 0 || r->op < 0 || r->op >= HP_NUM_OPS)
@@ -81,6 +84,7 @@ static int check(const struct hp_reduction *r)
     return 0;
 }
 
+/* Choose the functions; `given` was checked. */
 static struct plan resolve(const struct hp_kernels *k, const struct hp_reduction *given)
 {
     struct plan p = {.r = *given};

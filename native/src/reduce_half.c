@@ -36,6 +36,7 @@ static inline float power_of_two(int n)
     return float_of((uint32_t)(n + 127) << 23);
 }
 
+/* The value of a code, quiet if it is a NaN, as F16C has it. */
 static inline float widen_one(uint32_t code, int E, int M, int finite)
 {
     const uint32_t sign = (code >> (E + M)) << 31;
@@ -53,6 +54,10 @@ static inline float widen_one(uint32_t code, int E, int M, int finite)
     return float_of(u | sign);
 }
 
+/*
+ * The nearest code. For normal numbers the rounding carries from the mantissa into the exponent
+ * by itself; what ends up beyond the largest number is infinity, or NaN where there is none.
+ */
 static inline uint32_t narrow_one(float x, int E, int M, int finite)
 {
     const uint32_t u = bits_of(x), a = u & 0x7fffffffu;
@@ -78,6 +83,7 @@ static inline float widen_bf16(uint16_t code)
 static inline uint16_t narrow_bf16(float x)
 {
     const uint32_t u = bits_of(x);
+    /* Half a step less the last bit: ties go to even. */
     const uint32_t rounded = u + 0x7fff + ((u >> 16) & 1);
     return (uint16_t)((x != x ? u | 0x00400000u : rounded) >> 16);
 }

@@ -13,11 +13,13 @@
 #define SKIP (1ull << 63)
 #define MIN_CAPACITY 64
 
+/* Bytes that a message takes with its header, in whole grains. */
 static uint64_t frame_bytes(uint64_t nbytes)
 {
     return HP_RING_FRAME + ((nbytes + HP_RING_FRAME - 1) & ~(uint64_t)(HP_RING_FRAME - 1));
 }
 
+/* Where a counter points; headers are always whole, for all sizes are multiples of 8. */
 static uint8_t *at(struct hp_ring *ring, uint64_t counter)
 {
     return ring->data + (counter & (ring->capacity - 1));
@@ -41,6 +43,7 @@ int hp_ring_init(void *mem, size_t nbytes, uint64_t start)
     if (nbytes < sizeof *ring + MIN_CAPACITY || (uintptr_t)mem % 8 || start % HP_RING_FRAME)
         return -EINVAL;
     uint64_t capacity = MIN_CAPACITY;
+    /* A power of two: then counters modulo capacity stay right when they wrap at 2**64. */
     while (2 * capacity <= nbytes - sizeof *ring)
         capacity *= 2;
     memset(ring, 0, sizeof *ring);
@@ -101,7 +104,7 @@ int hp_ring_commit(struct hp_ring *ring, size_t nbytes)
 {
     if (!ring->is_reserved || nbytes > ring->reserved)
         return -EINVAL;
-    put_header(ring, ring->frame, nbytes);
+    put_header(ring, ring->frame, nbytes); /* a skip frame before it is there already */
     ring->is_reserved = 0;
     hp_store_release(&ring->written, ring->frame + frame_bytes(nbytes));
     return 0;

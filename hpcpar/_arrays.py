@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -23,6 +24,7 @@ __all__ = [
     "as_bytes",
     "contiguous",
     "dtype_code",
+    "dtype_name",
     "is_array",
     "memory_overlaps",
     "namespace",
@@ -44,6 +46,13 @@ _OVERLAP_WORK = 10_000  # candidate solutions to try before overlap is taken for
 _SCALARS = (bool, int, float, complex)
 
 
+@lru_cache(256)  # NumPy builds the name anew each time, which takes microseconds
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of `dtype`, which leaves the byte order out."""
+    return dtype.name
+
+
+@lru_cache(256)
 def dtype_code(dtype: np.dtype[Any]) -> int:
     """Return the flight recorder's code of `dtype`."""
     return _CODES.get(dtype.name, _OTHER)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .._arrays import Array
+from .._arrays import Array, dtype_name
 from .backend import Backend, Direct, Operation
 from .bootstrap import load_mpi
 from .mpi_messages import Mailbox
@@ -83,7 +83,7 @@ class MpiBackend(Backend):
         if op.send is None or op.verb not in _REDUCING:
             return None
         dtype = op.send.dtype
-        if dtype.name not in _NATIVE_DTYPES:
+        if dtype_name(dtype) not in _NATIVE_DTYPES:
             return f"MPI has no {dtype.name}"
         if op.op not in _NATIVE_OPS[dtype.kind]:
             return f"MPI's {op.op} of {dtype.name} does not give what NumPy gives"
@@ -379,7 +379,7 @@ class _Running:
 
 
 def _same_start(a: Array, b: Array) -> bool:
-    return bool(a.ctypes.data == b.ctypes.data)
+    return _core.plain_pair(a, b) == 2
 
 
 # -- what MPI cannot reduce: all_to_all + our reduction + all_gather, at the same bound ---------

@@ -102,6 +102,8 @@ class _TreeReduction(Request):
 
     def split(self, chosen: list[Operand], flat: Array) -> list[Array]:
         """Return one array per leaf out of the joined result."""
+        if len(chosen) == 1:
+            return [flat.reshape(chosen[0].array.shape)]
         ends = np.cumsum([leaf.array.size for leaf in chosen])[:-1]
         parts = np.split(flat, ends)
         return [p.reshape(leaf.array.shape) for p, leaf in zip(parts, chosen, strict=True)]

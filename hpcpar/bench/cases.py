@@ -11,7 +11,7 @@ import numpy as np
 from .._arrays import Array
 from ..random import Key, bits
 
-__all__ = ["MODES", "VERBS", "Case", "Verb", "expected", "operand", "result_shape"]
+__all__ = ["MODES", "VERBS", "Case", "Mode", "Verb", "expected", "operand", "result_count"]
 
 Mode = Literal["out", "in"]
 #: "out": out of place, "in": in place.
@@ -72,6 +72,7 @@ class Case:
         "" for verbs that do not reduce.
     root : int
         -1 for verbs without.
+    mode : {"out", "in"}
     """
 
     verb: str
@@ -80,18 +81,28 @@ class Case:
     dtype: np.dtype[Any]
     op: str = ""
     root: int = -1
+    mode: Mode = "out"
 
     @classmethod
     def of_bytes(
-        cls, verb: str, ranks: int, nbytes: int, dtype: np.dtype[Any], op: str, root: int
+        cls,
+        verb: str,
+        ranks: int,
+        nbytes: int,
+        dtype: np.dtype[Any],
+        op: str,
+        root: int,
+        mode: Mode,
     ) -> Case:
-        """Return the largest case of at most `nbytes`, but of at least one element. Local."""
+        """Return the largest case of at most `nbytes`, but of at least one element. Local.
+
+        `op` and `root` are dropped where the verb has none.
+        """
         kind = VERBS[verb]
         parts = ranks if kind.joined_in or kind.joined_out else 1
         count = max(1, nbytes // dtype.itemsize // parts)
-        return cls(
-            verb, ranks, count, dtype, op if kind.reduces else "", root if kind.rooted else -1
-        )
+        op, root = op if kind.reduces else "", root if kind.rooted else -1
+        return cls(verb, ranks, count, dtype, op, root, mode)
 
     @property
     def kind(self) -> Verb:
@@ -120,9 +131,9 @@ def operand(case: Case, rank: int) -> Array:
     return drawn.astype(case.dtype)
 
 
-def result_shape(case: Case) -> tuple[int]:
-    """Return the shape of what a rank gets. Local, pure."""
-    return (case.count * (case.ranks if case.kind.joined_out else 1),)
+def result_count(case: Case) -> int:
+    """Return the elements of what a rank gets. Local, pure."""
+    return case.count * (case.ranks if case.kind.joined_out else 1)
 
 
 def expected(case: Case, rank: int) -> Array | None:

@@ -12,7 +12,8 @@ from .._arrays import Array
 from ..comm.group import Group
 from ..comm.reductions import check_dtype, parse
 from ..errors import ArgumentError
-from .cases import MODES, VERBS, Case, Mode, expected, operand, result_shape
+from .buffers import TARGET, placed
+from .cases import MODES, VERBS, Case, Mode, expected, operand, result_count
 from .contestants import Contestant, Ours, check_peers, copy_call, open_peers
 from .environment import environment
 from .formulas import algbw, busbw
@@ -100,10 +101,10 @@ class Options:
             raise ArgumentError(f"dtype {self.dtype!r}: write float32, bfloat16, int64 or alike.")
         return found
 
-    def cases(self, ranks: int) -> list[tuple[Case, Mode]]:
+    def cases(self, ranks: int) -> list[Case]:
         """Return what is run on `ranks` ranks, in order."""
         made = [
-            (Case.of_bytes(verb, ranks, nbytes, self.element(), self.op, self.root), mode)
+            Case.of_bytes(verb, ranks, nbytes, self.element(), self.op, self.root, mode)
             for verb in self.verbs
             for nbytes in self.sizes
             for mode in VERBS[verb].modes
@@ -144,11 +145,11 @@ def run(group: Group, options: Options, progress: Callable[[str], None] | None =
     peers = open_peers(group, options.peers)
     results = []
     try:
-        for number, (case, mode) in enumerate(cases, 1):
+        for number, case in enumerate(cases, 1):
             if progress is not None:
-                place = "in place" if mode == "in" else "out of place"
+                place = "in place" if case.mode == "in" else "out of place"
                 progress(f"{number}/{len(cases)} {case.verb} {case.nbytes} bytes {place}")
-            results.append(_Bench(group, case, mode, peers).measure(options))
+            results.append(_Bench(group, case, peers).measure(options))
     finally:
         for peer in peers:
             peer.close()
@@ -164,15 +165,15 @@ def run(group: Group, options: Options, progress: Callable[[str], None] | None =
 class _Bench:
     """One case: the arrays that all contestants share, and what must come out."""
 
-    def __init__(self, group: Group, case: Case, mode: Mode, peers: Sequence[Contestant]) -> None:
-        self.group, self.case, self.mode = group, case, mode
+    def __init__(self, group: Group, case: Case, peers: Sequence[Contestant]) -> None:
+        self.group, self.case = group, case
         rank, sends = group.rank, case.verb != "scatter" or group.rank == case.root
         self.given = operand(case, rank)
         self.want = expected(case, rank)
-        x = self.given.copy() if sends else None
+        x = placed(self.given.size, case.dtype) if sends else None
         out = None
         if self.want is not None:
-            out = x if mode == "in" else np.empty(result_shape(case), case.dtype)
+            out = x if case.mode == "in" else placed(result_count(case), case.dtype, TARGET)
         self.x: Array | None = x
         self.out: Array | None = out
         bound = {who.name: who.bind(case, x, out) for who in (Ours(group), *peers)}
@@ -181,7 +182,7 @@ class _Bench:
     def measure(self, options: Options) -> Row:
         """Check, time, check again. Collective."""
         wrong = np.array([self._wrong(call) for call in self.calls.values()])
-        if self.mode == "in" and self.x is not None:
+        if self.case.mode == "in" and self.x is not None:
             self.x[...] = 0  # repeated sums in place stay finite
         times = time_all(
             self.group,
@@ -215,7 +216,7 @@ class _Bench:
         case = self.case
         row: Row = {
             "verb": case.verb,
-            "mode": self.mode,
+            "mode": case.mode,
             "nbytes": case.nbytes,
             "count": case.count,
             "dtype": case.dtype.name,

@@ -21,9 +21,19 @@ from .._arrays import Array, as_bytes
 from ..comm.bootstrap import load_mpi
 from ..comm.group import Group
 from ..errors import ArgumentError, BackendUnavailable
+from .buffers import TARGET, placed
 from .cases import Case
 
-__all__ = ["PEERS", "Contestant", "Gloo", "Mpi4py", "Ours", "check_peers", "open_peers"]
+__all__ = [
+    "PEERS",
+    "Contestant",
+    "Gloo",
+    "Mpi4py",
+    "Ours",
+    "check_peers",
+    "copy_call",
+    "open_peers",
+]
 
 Bound = partial[Any]
 
@@ -41,7 +51,7 @@ class Contestant(ABC):
         ----------
         case : Case
         x, out : ndarray or None
-            None where the verb wants none on this rank; ``x is out`` means in place.
+            None where the verb wants none on this rank; the same array in place.
         """
 
     @abstractmethod
@@ -165,9 +175,9 @@ class Gloo(Contestant):
     def bind(self, case: Case, x: Array | None, out: Array | None) -> Bound | None:
         """Return torch's call of the same meaning; its all_reduce and reduce work in place only."""
         make = _GLOO.get(case.verb)
-        in_place = case.verb not in ("all_reduce", "reduce") or x is out or out is None
+        works = case.mode == "in" or case.verb not in ("all_reduce", "reduce")
         op = getattr(self._dist.ReduceOp, _GLOO_OPS.get(case.op, ""), None)
-        if make is None or not in_place or (case.kind.reduces and op is None):
+        if make is None or not works or (case.kind.reduces and op is None):
             return None
         if case.dtype.kind not in "biuf" or case.dtype.name in ("uint16", "uint32", "uint64"):
             return None
@@ -179,12 +189,20 @@ class Gloo(Contestant):
         self._dist.destroy_process_group()
 
 
+def _either(module: Any, new: str, old: str) -> Any:
+    return getattr(module, new, None) or getattr(module, old)
+
+
 _GLOO: dict[str, Callable[[Any, Case, Any, Any, Any], Bound]] = {
     "all_reduce": lambda d, case, x, out, op: partial(d.all_reduce, x, op),
     "reduce": lambda d, case, x, out, op: partial(d.reduce, x, case.root, op),
     "broadcast": lambda d, case, x, out, op: partial(d.broadcast, out, case.root),
-    "all_gather": lambda d, case, x, out, op: partial(d.all_gather_into_tensor, out, x),
-    "reduce_scatter": lambda d, case, x, out, op: partial(d.reduce_scatter_tensor, out, x, op),
+    "all_gather": lambda d, case, x, out, op: partial(
+        _either(d, "all_gather_single", "all_gather_into_tensor"), out, x
+    ),
+    "reduce_scatter": lambda d, case, x, out, op: partial(
+        _either(d, "reduce_scatter_single", "reduce_scatter_tensor"), out, x, op
+    ),
     "all_to_all": lambda d, case, x, out, op: partial(d.all_to_all_single, out, x),
 }
 _GLOO_OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX"}
@@ -233,5 +251,5 @@ def _free_place() -> tuple[str, int]:
 
 def copy_call(nbytes: int) -> Bound:
     """Return the control: `np.copyto` of `nbytes` bytes, by all ranks at once. Local."""
-    source = np.ones(nbytes, np.uint8)
-    return partial(np.copyto, np.empty_like(source), source)
+    source = placed(nbytes, np.dtype(np.uint8))
+    return partial(np.copyto, placed(nbytes, source.dtype, TARGET), source)

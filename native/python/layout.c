@@ -18,26 +18,27 @@ static bool same_shape(PyArrayObject *a, PyArrayObject *b)
            PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(b), ndim);
 }
 
-/* plain_pair(x, out): 1 if both are plain, alike and disjoint, 2 if they are one memory, else 0. */
+/* plain_pair(x, out, same=True): 1 if both are plain, of one dtype (and shape, where `same`) and
+ * disjoint, 2 if they begin at one address, else 0. */
 static PyObject *plain_pair(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
     (void)module;
-    if (given != 2)
-        return PyErr_Format(PyExc_TypeError, "plain_pair: takes 2 arguments, got %zd", given);
+    if (given != 2 && given != 3)
+        return PyErr_Format(PyExc_TypeError, "plain_pair: takes 2 or 3 arguments, got %zd", given);
+    const bool same = given == 2 || args[2] == Py_True;
     PyArrayObject *const x = plain(args[0]), *const out = plain(args[1]);
     if (!x || !out || PyArray_TYPE(x) != PyArray_TYPE(out) || !PyArray_ISWRITEABLE(out) ||
-        !same_shape(x, out))
+        (same && !same_shape(x, out)))
         return PyLong_FromLong(0);
     const char *const from = PyArray_BYTES(x), *const to = PyArray_BYTES(out);
     if (from == to)
         return PyLong_FromLong(2);
-    const npy_intp nbytes = PyArray_NBYTES(x);
-    return PyLong_FromLong(from + nbytes <= to || to + nbytes <= from);
+    return PyLong_FromLong(from + PyArray_NBYTES(x) <= to || to + PyArray_NBYTES(out) <= from);
 }
 
 PyMethodDef hp_py_layout_methods[] = {
     {"plain_pair", (PyCFunction)(void (*)(void))plain_pair, METH_FASTCALL,
-     "plain_pair(x, out, /)\n--\n\n"
-     "1: both plain, alike and disjoint; 2: the same memory; 0: neither, or not plain."},
+     "plain_pair(x, out, same=True, /)\n--\n\n"
+     "1: both plain, alike and disjoint; 2: the same start; 0: neither, or not plain."},
     {NULL, NULL, 0, NULL},
 };

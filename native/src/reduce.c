@@ -8,6 +8,10 @@
 
 #include "kernels.h"
 
+#ifdef HP_HAS_avx2
+#include <cpuid.h>
+#endif
+
 #define BLOCK_BYTES 8192
 
 static const struct hp_kernels levels[HP_NUM_LEVELS] = {
@@ -18,12 +22,21 @@ static const struct hp_kernels levels[HP_NUM_LEVELS] = {
 #endif
 };
 
-/* The operating system must save the registers, too: the builtin looks at both. */
+#ifdef HP_HAS_avx2
+/* By hand, for compilers whose builtin does not know the name. */
+static bool cpu_has_f16c(void)
+{
+    unsigned int eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+#endif
+
 static bool cpu_has(enum hp_level level)
 {
 #ifdef HP_HAS_avx2
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    /* True only where the operating system saves the registers, too; F16C uses AVX's. */
+    const bool avx2 = __builtin_cpu_supports("avx2") && cpu_has_f16c();
     if (level == HP_AVX2)
         return avx2;
     if (level == HP_AVX512)

@@ -44,11 +44,12 @@ def reduce(
     otherwise. Integers wrap; of NaNs the first wins; min prefers -0.0, max prefers 0.0.
     """
 
-def plain_pair(x: object, out: object, /) -> int:
+def plain_pair(x: object, out: object, same: bool = True, /) -> int:
     """Read the layout of two operands in one go.
 
     1: both are exactly ndarrays of one built-in dtype, C-contiguous, aligned, native, of one
-    shape, `out` is writable, and they are disjoint. 2: the same, but one memory. 0: otherwise.
+    shape (where `same`), `out` is writable, and they are disjoint. 2: the same, but they begin at
+    one address. 0: otherwise.
     """
 
 def reducible(dtype: DTypeLike, op: str) -> bool:

@@ -9,21 +9,11 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple, TypeAlias
 
 from .._arrays import Array
 
 __all__ = ["Arrived", "Backend", "Direct", "Operation"]
-
-
-class Direct(NamedTuple):
-    """A backend's own blocking all_reduce: ``call(x or in_place, out, handle)``."""
-
-    call: Callable[[Any, Array, Any], None]
-    handle: Any
-    in_place: Any
 
 
 class Arrived(NamedTuple):
@@ -126,6 +116,10 @@ class Operation:
         self.state: Any = None
 
 
+#: ``direct(x, out, in_place)``
+Direct: TypeAlias = Callable[[Array, Array, bool], None]
+
+
 class Backend(ABC):
     """Who carries operations for one group; leaves: mpi, threads, fake.
 
@@ -169,8 +163,8 @@ class Backend(ABC):
     def close(self) -> None:
         """Free what the backend holds; collective."""
 
-    def direct_all_reduce(self, primitive: str, dtype: np.dtype[Any]) -> Direct | None:
-        """Return the backend's own blocking all_reduce for plain arrays, if it has one."""
+    def direct(self, op: Operation) -> Direct | None:
+        """Return the one blocking call that `op` on plain arrays ends in, if there is one."""
         return None
 
     def prepare_lane(self, lane: int) -> None:  # noqa: B027 - most backends need no preparation

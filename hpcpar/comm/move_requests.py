@@ -29,6 +29,7 @@ class _Gathering(Request):
         self.block = array.reshape(1) if self.scalar else array
         self.axis = check_axis(axis, self.block.ndim, self.verb)
         self.length = self.block.shape[self.axis]
+        self.given_sizes = sizes
         self.sizes = self._promised(sizes)
         self.exchanges = self.sizes is None
         self.compares = self.promised_equal = isinstance(sizes, str)

@@ -18,6 +18,7 @@ from .. import _core
 from .._arrays import Array, dtype_name
 from .backend import Backend, Direct, Operation
 from .bootstrap import load_mpi
+from .mpi_direct import direct_call
 from .mpi_messages import Mailbox
 from .sizes import starts, uneven
 
@@ -91,12 +92,15 @@ class MpiBackend(Backend):
             return "MPI's order of additions depends on the layout of ranks"
         return None
 
-    def direct_all_reduce(self, primitive: str, dtype: np.dtype[Any]) -> Direct | None:
-        """Return MPI's Allreduce where `supports` has nothing against it."""
-        probe = Operation("all_reduce", np.empty(0, dtype), op=primitive)
-        if self.supports(probe) is not None:
+    def direct(self, op: Operation) -> Direct | None:
+        """Return MPI's call where `supports` has nothing against it and counts fit."""
+        assert op.send is not None
+        if (
+            self.supports(op) is not None
+            or max(op.send.nbytes, sum(op.recv_counts)) > self.max_count
+        ):
             return None
-        return Direct(self.mpi_comm.Allreduce, self._ops[primitive], self._mpi.IN_PLACE)
+        return direct_call(self.mpi_comm, self._mpi, op, self._ops.get(op.op))
 
     def subgroup(self, ranks: Sequence[int]) -> MpiBackend:
         """Return the backend of these ranks; collective over them."""

@@ -1,74 +1,132 @@
-"""The hot path of a blocking all_reduce: two plain arrays, a call seen before, nothing to compare.
+"""The hot path of blocking verbs: plain arrays, a call seen before, nothing to compare.
 
 The first calls of a kind take the long way, which checks everything; what it found is kept here as
-a plan, and the next equal call needs one dictionary look-up, one look at the arrays, the record and
-the backend's own call.
+a plan, and the next equal call needs one look at the arrays, one dictionary look-up, the record and
+the backend's own call. Only verbs whose long way ends in the very same call of the backend are
+here, so that ranks may take different ways.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import _core
 from .._arrays import Array, dtype_code
 from . import record
-from .reduce_requests import AllReduce
+from .backend import Operation
+from .layout import rows_before
+from .move_requests import AllGather
+from .reduce_requests import AllReduce, ReduceScatter
+from .request import Operand, Request
 
 if TYPE_CHECKING:
     from .runner import Runner
 
-__all__ = ["QuickAllReduce"]
+__all__ = ["Quick"]
 
+_Plans: TypeAlias = dict[Hashable, tuple[Any, ...]]
 _PLANS = 4096
 
 
-class QuickAllReduce:
+class Quick:
     """Plans of calls that may take the hot path of one group.
 
     Attributes
     ----------
-    run : callable
-        ``run(x, op, out)``: True if it did the all_reduce, False if the call needs the long way.
-        Both must be ndarrays.
+    all_reduce : callable
+        ``all_reduce(x, op, out)``: True if it did it, False if the call needs the long way.
+    other : callable
+        ``other(key, x, out)``: the same for `all_gather` and `reduce_scatter`; the key holds the
+        verb and its further arguments.
     """
 
     def __init__(self, runner: Runner, slot: int) -> None:
-        self._plans: dict[Hashable, tuple[Any, ...]] = {}
         self._runner = runner
-        self.run = _bind(runner, slot, self._plans)
+        self._reductions: _Plans = {}
+        self._others: _Plans = {}
+        self.all_reduce = _bind_all_reduce(runner, slot, self._reductions)
+        self.other = _bind_other(runner, slot, self._others)
 
-    def learn(self, request: AllReduce) -> None:
+    def learn(self, request: Request) -> None:
         """Keep a plan for calls like `request`, which ended well, if they may take this path."""
-        leaf = request.leaves[0]
-        if request.structure is not None or leaf.out is None or request.weighted:
+        if not self._runner.settled(request):
             return
-        if not _core.plain_pair(leaf.array, leaf.out) or not self._runner.settled(request):
+        if len(self._reductions) + len(self._others) >= _PLANS:
+            self._reductions.clear()
+            self._others.clear()
+        if isinstance(request, AllReduce):
+            self._learn_all_reduce(request)
+        elif isinstance(request, ReduceScatter):
+            self._learn_reduce_scatter(request)
+        elif isinstance(request, AllGather):
+            self._learn_all_gather(request)
+
+    def _learn_all_reduce(self, request: AllReduce) -> None:
+        leaf, reduction = request.leaves[0], request.reduction
+        plain = leaf.out is not None and _core.plain_pair(leaf.array, leaf.out)
+        if request.structure is not None or request.weighted or not plain:
             return
-        reduction, array, view = request.reduction, leaf.array, self._runner.view
-        direct = self._runner.backend.direct_all_reduce(reduction.primitive, array.dtype)
-        if direct is None or reduction.factor is not None:
-            return
-        if len(self._plans) >= _PLANS:
-            self._plans.clear()
-        moved = record.traffic(
-            "all_reduce", view.rank, view.size, nbytes=array.nbytes, itemsize=array.itemsize
+        array = leaf.array
+        operation = Operation("all_reduce", array, op=reduction.primitive)
+        direct = self._runner.backend.direct(operation)
+        if direct is not None and reduction.factor is None:
+            divisor = reduction.divisor(self._runner.view.size)
+            plan = (direct, *self._recorded(operation), divisor)
+            self._reductions[reduction.name, array.dtype, array.shape] = plan
+
+    def _learn_reduce_scatter(self, request: ReduceScatter) -> None:
+        operand, reduction = request.operand, request.reduction
+        row = operand.array.size // max(1, operand.array.shape[request.axis])
+        operation = Operation(
+            "reduce_scatter",
+            operand.array,
+            op=reduction.primitive,
+            send_counts=[n * row for n in request.sizes],
         )
-        code, divisor = dtype_code(array.dtype), reduction.divisor(view.size)
-        plan = (*direct, code, array.size, array.itemsize, moved, divisor)
-        self._plans[reduction.name, array.dtype, array.shape] = plan
+        if reduction.name == reduction.primitive:
+            key = ("reduce_scatter", reduction.name, request.axis, request.given_sizes)
+            self._learn_other(key, operand, request.axis, operation)
+
+    def _learn_all_gather(self, request: AllGather) -> None:
+        if request.sizes is None or request.scalar:
+            return
+        nbytes = request.block.nbytes // max(1, request.length)
+        operation = Operation(
+            "all_gather",
+            request.block,
+            recv_counts=[n * nbytes for n in request.sizes],
+        )
+        key = ("all_gather", request.axis, request.given_sizes)
+        self._learn_other(key, request.operand, request.axis, operation)
+
+    def _learn_other(
+        self, key: Hashable, operand: Operand, axis: int, operation: Operation
+    ) -> None:
+        array, out = operand.array, operand.out
+        if out is None or _core.plain_pair(array, out, False) != 1:
+            return
+        direct = self._runner.backend.direct(operation)
+        if direct is not None and rows_before(array.shape, axis) == 1:
+            plan = (direct, record.verb_code(operation.verb), *self._recorded(operation))
+            self._others[key, array.dtype, array.shape, out.shape] = plan
+
+    def _recorded(self, operation: Operation) -> tuple[Any, ...]:
+        """Return what the record says of such a call: dtype, elements, itemsize, traffic."""
+        array, view = operation.send, self._runner.view
+        assert array is not None
+        moved = record.traffic_of(operation, view.rank, view.size)
+        return dtype_code(array.dtype), array.size, array.itemsize, moved
 
 
-def _bind(
-    runner: Runner, slot: int, plans: dict[Hashable, tuple[Any, ...]]
-) -> Callable[[Array, Any, Array], bool]:
+def _bind_all_reduce(runner: Runner, slot: int, plans: _Plans) -> Callable[[Any, Any, Any], bool]:
     """Return the hot path as one closure: attribute look-ups cost more than the record."""
     recorder, verb = runner.home.recorder, record.verb_code("all_reduce")
     begin, done, end = recorder.begin, recorder.done, recorder.end
     acquire, release = runner.busy.acquire, runner.busy.release
     plain_pair, reduce = _core.plain_pair, _core.reduce
 
-    def run(x: Array, op: Any, out: Array) -> bool:
+    def run(x: Any, op: Any, out: Any) -> bool:
         pair = plain_pair(x, out)
         if pair == 0 or runner.noisy:
             return False
@@ -78,11 +136,11 @@ def _bind(
             return False
         if not acquire(False):
             return False
-        call, handle, in_place, code, count, itemsize, moved, divisor = plan
+        direct, code, count, itemsize, moved, divisor = plan
         try:
             ticket = begin(slot, verb, code, count, itemsize, -1)
             try:
-                call(x if pair == 1 else in_place, out, handle)
+                direct(x, out, pair == 2)
                 if divisor is not None:
                     reduce(out, [out], "sum", None, divisor)
             except BaseException:
@@ -91,6 +149,34 @@ def _bind(
             done(ticket, *moved)
         finally:
             release()
+        return True
+
+    return run
+
+
+def _bind_other(runner: Runner, slot: int, plans: _Plans) -> Callable[[Hashable, Any, Any], bool]:
+    recorder = runner.home.recorder
+
+    def run(key: Hashable, x: Array, out: Array) -> bool:
+        if _core.plain_pair(x, out, False) != 1 or runner.noisy:
+            return False
+        try:
+            plan = plans[key, x.dtype, x.shape, out.shape]
+        except (KeyError, TypeError):
+            return False
+        if not runner.busy.acquire(False):
+            return False
+        direct, verb, code, count, itemsize, moved = plan
+        try:
+            ticket = recorder.begin(slot, verb, code, count, itemsize, -1)
+            try:
+                direct(x, out, False)
+            except BaseException:
+                recorder.end(ticket, 1)
+                raise
+            recorder.done(ticket, *moved)
+        finally:
+            runner.busy.release()
         return True
 
     return run

@@ -230,6 +230,7 @@ class ReduceScatter(Request):
             raise ArgumentError("reduce_scatter: x is 0-d, it needs an axis to cut.")
         self.axis = check_axis(axis, array.ndim, self.verb)
         length = array.shape[self.axis]
+        self.given_sizes = sizes
         self.sizes = (
             cuts.uneven(length, view.size)
             if sizes is None

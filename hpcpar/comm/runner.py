@@ -18,8 +18,7 @@ from .backend import Backend, Operation
 from .frozen import ArrayLocks
 from .layout import Memory
 from .progress import Flow, Progress
-from .quick import QuickAllReduce
-from .reduce_requests import AllReduce
+from .quick import Quick
 from .request import Request, Steps, View
 from .settings import Settings, check_timeout
 from .work import Work
@@ -87,7 +86,7 @@ class Runner:
         Whether something stands against a call: a failure, an error that waits to be seen.
     busy : threading.Lock
         Held during a call.
-    quick : QuickAllReduce
+    quick : Quick
     patient : int
         While above 0 the default deadline is suspended.
     """
@@ -107,7 +106,7 @@ class Runner:
         self.noisy = False
         self._seen: dict[object, int] = {}
         self._given_up: list[Operation] = []
-        self.quick = QuickAllReduce(self, self._slot)
+        self.quick = Quick(self, self._slot)
 
     def here(self, seq: int | None = None) -> str:
         """Return ``[rank r/n, group 'name', #seq]`` for messages."""
@@ -176,8 +175,7 @@ class Runner:
                 deadline = None if limit is None else time.monotonic() + limit
                 result = self._drive(request, steps, deadline, polled)
             status = 0
-            if isinstance(request, AllReduce):
-                self.quick.learn(request)
+            self.quick.learn(request)
             return result
         finally:
             self.home.recorder.end(ticket, status)
@@ -277,8 +275,12 @@ class Runner:
 
     def settled(self, request: Request) -> bool:
         """Whether calls like `request` will not be compared any more."""
+        if request.exchanges or self.backend.always_checks:
+            return False
         if self.view.size == 1 or self.home.settings.check == "off":
-            return not self.backend.always_checks
+            return True
+        if request.compares:
+            return False
         small = request.agreed_nbytes() < _CHECKED_NBYTES
         often = self._seen.get(request.signature(), 0) >= _CHECKED_CALLS
         return self.home.settings.check == "auto" and small and often

@@ -6,6 +6,7 @@ their orders never mix; messages of both travel on lane 0's, under tags of their
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -126,7 +127,11 @@ class MpiBackend(Backend):
         self._lanes = {}
 
     def abort(self, reason: BaseException) -> None:
-        """End the job: MPI offers nothing less that reaches the others."""
+        """Say why and end the job: MPI offers nothing less that reaches the others."""
+        kind = type(reason).__name__
+        text = f"[rank {self.rank}/{self.size}] hpcpar ends the job: {kind}: {reason}\n"
+        sys.stderr.write(text)
+        sys.stderr.flush()
         self._mpi.COMM_WORLD.Abort(1)
 
     def prepare_lane(self, lane: int) -> None:

@@ -59,7 +59,7 @@ def test_ranks_that_fail_together_make_one_report(job):
     )
     assert ended(result, 1)
     lines = report(result)
-    assert lines[-2] == "[rank 0/3] ValueError: boom 0"
+    assert lines[-2:-1] == ["[rank 0/3] ValueError: boom 0"], result.err
     others = "rank 1 (ValueError: boom 1), rank 2 (ValueError: boom 2)"
     assert lines[-1] == f"[rank 0/3] failed too: {others}"
     assert result.err.count("Traceback") == 1

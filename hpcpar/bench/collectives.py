@@ -142,6 +142,7 @@ def run(group: Group, options: Options, progress: Callable[[str], None] | None =
         raise ArgumentError(f"root {options.root}: ranks are 0 to {group.size - 1}.")
     if not cases:
         raise ArgumentError(f"verbs {','.join(options.verbs)}: none of them works in this mode.")
+    where = environment() | {"ranks": group.size, "backend": group.backend}
     peers = open_peers(group, options.peers)
     results = []
     try:
@@ -156,7 +157,7 @@ def run(group: Group, options: Options, progress: Callable[[str], None] | None =
     return {
         "bench": "collectives",
         "schema": 1,
-        "environment": environment() | {"ranks": group.size, "backend": group.backend},
+        "environment": where,
         "options": asdict(options) | {"check": group.settings.check},
         "results": results,
     }

@@ -1,7 +1,7 @@
 """Who takes part: our verbs, raw mpi4py, Gloo through torch; bound to the same arrays.
 
-A bound call takes no arguments and is a `functools.partial` for everyone, so that no side pays for
-an indirection which the other does not have.
+A bound call takes no arguments and is a lambda for everyone, which costs all sides the same frame.
+(A `functools.partial` costs more with keywords than without, so the verbs would pay for it alone.)
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -35,7 +34,7 @@ __all__ = [
     "open_peers",
 ]
 
-Bound = partial[Any]
+Bound = Callable[[], object]
 
 
 class Contestant(ABC):
@@ -69,15 +68,21 @@ class Ours(Contestant):
 
     def bind(self, case: Case, x: Array | None, out: Array | None) -> Bound | None:
         """Return the verb with all its arguments."""
-        verb = getattr(self._group, case.verb)
-        if case.verb == "sendrecv":
-            return partial(verb, x, *_neighbours(self._group), out=out)
-        named: dict[str, Any] = {"out": out}
-        if case.kind.rooted:
-            named["root"] = case.root
-        if case.verb in ("all_gather", "gather"):
-            named["sizes"] = "equal"
-        return partial(verb, x, *([case.op] if case.kind.reduces else []), **named)
+        verb, op, root = getattr(self._group, case.verb), case.op, case.root
+        dst, src = _neighbours(self._group)
+        calls: dict[str, Bound] = {
+            "all_reduce": lambda: verb(x, op, out=out),
+            "reduce_scatter": lambda: verb(x, op, out=out),
+            "scan": lambda: verb(x, op, out=out),
+            "reduce": lambda: verb(x, op, root=root, out=out),
+            "broadcast": lambda: verb(x, root=root, out=out),
+            "scatter": lambda: verb(x, root=root, out=out),
+            "gather": lambda: verb(x, root=root, sizes="equal", out=out),
+            "all_gather": lambda: verb(x, sizes="equal", out=out),
+            "all_to_all": lambda: verb(x, out=out),
+            "sendrecv": lambda: verb(x, dst, src, out=out),
+        }
+        return calls[case.verb]
 
     def close(self) -> None:
         """Do nothing: the group stays its owner's."""
@@ -101,36 +106,37 @@ class Mpi4py(Contestant):
     def bind(self, case: Case, x: Array | None, out: Array | None) -> Bound | None:
         """Return mpi4py's call of the same name."""
         ops = _MPI_OPS.get(case.dtype.kind, ())
+        has_type = bool(ops) and case.dtype.name not in _NO_MPI_TYPE
         if case.kind.reduces:
-            if case.op not in ops or case.dtype.name in _NO_MPI_TYPE:
-                return None
-            return self._reducing(case, x, out, getattr(self._mpi, case.op.upper()))
-        if not ops or case.dtype.name in _NO_MPI_TYPE:
+            known = has_type and case.op in ops
+            return self._reducing(case, x, out) if known else None
+        if not has_type:
             x, out = (None if a is None else as_bytes(a) for a in (x, out))
         return self._moving(case, x, out)
 
-    def _reducing(self, case: Case, x: Any, out: Any, op: Any) -> Bound:
-        comm = self._comm
+    def _reducing(self, case: Case, x: Any, out: Any) -> Bound:
+        comm, root, op = self._comm, case.root, getattr(self._mpi, case.op.upper())
         source = self._mpi.IN_PLACE if x is out else x
-        if case.verb == "all_reduce":
-            return partial(comm.Allreduce, source, out, op)
-        if case.verb == "scan":
-            return partial(comm.Scan, source, out, op)
-        if case.verb == "reduce_scatter":
-            return partial(comm.Reduce_scatter_block, x, out, op)
-        return partial(comm.Reduce, source, out, op, case.root)
+        calls: dict[str, Bound] = {
+            "all_reduce": lambda: comm.Allreduce(source, out, op),
+            "reduce_scatter": lambda: comm.Reduce_scatter_block(x, out, op),
+            "scan": lambda: comm.Scan(source, out, op),
+            "reduce": lambda: comm.Reduce(source, out, op, root),
+        }
+        return calls[case.verb]
 
     def _moving(self, case: Case, x: Any, out: Any) -> Bound:
-        comm = self._comm
-        if case.verb == "sendrecv":
-            dst, src = _neighbours(self._group)
-            return partial(comm.Sendrecv, x, dst, 0, out, src, 0)
-        if case.verb == "broadcast":
-            return partial(comm.Bcast, out, case.root)
-        name = {"all_gather": "Allgather", "all_to_all": "Alltoall"}.get(case.verb)
-        if name is not None:
-            return partial(getattr(comm, name), x, out)
-        return partial(getattr(comm, case.verb.capitalize()), x, out, case.root)
+        comm, root = self._comm, case.root
+        dst, src = _neighbours(self._group)
+        calls: dict[str, Bound] = {
+            "broadcast": lambda: comm.Bcast(out, root),
+            "scatter": lambda: comm.Scatter(x, out, root),
+            "gather": lambda: comm.Gather(x, out, root),
+            "all_gather": lambda: comm.Allgather(x, out),
+            "all_to_all": lambda: comm.Alltoall(x, out),
+            "sendrecv": lambda: comm.Sendrecv(x, dst, 0, out, src, 0),
+        }
+        return calls[case.verb]
 
     def close(self) -> None:
         """Free the communicator."""
@@ -174,37 +180,36 @@ class Gloo(Contestant):
 
     def bind(self, case: Case, x: Array | None, out: Array | None) -> Bound | None:
         """Return torch's call of the same meaning; its all_reduce and reduce work in place only."""
-        make = _GLOO.get(case.verb)
         works = case.mode == "in" or case.verb not in ("all_reduce", "reduce")
-        op = getattr(self._dist.ReduceOp, _GLOO_OPS.get(case.op, ""), None)
-        if make is None or not works or (case.kind.reduces and op is None):
+        name = _GLOO_OPS.get(case.op)
+        if not works or (case.kind.reduces and name is None):
             return None
         if case.dtype.kind not in "biuf" or case.dtype.name in ("uint16", "uint32", "uint64"):
             return None
-        tensor_x, tensor_out = (None if a is None else self._torch.from_numpy(a) for a in (x, out))
-        return make(self._dist, case, tensor_x, tensor_out, op)
+        op = getattr(self._dist.ReduceOp, name) if name else None
+        return self._calls(case.root, op, *map(self._tensor, (x, out))).get(case.verb)
+
+    def _tensor(self, array: Array | None) -> Any:
+        return None if array is None else self._torch.from_numpy(array)
+
+    def _calls(self, root: int, op: Any, x: Any, out: Any) -> dict[str, Bound]:
+        dist = self._dist
+        join = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        cut = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        return {
+            "all_reduce": lambda: dist.all_reduce(x, op),
+            "reduce": lambda: dist.reduce(x, root, op),
+            "broadcast": lambda: dist.broadcast(out, root),
+            "all_gather": lambda: join(out, x),
+            "reduce_scatter": lambda: cut(out, x, op),
+            "all_to_all": lambda: dist.all_to_all_single(out, x),
+        }
 
     def close(self) -> None:
         """End torch's process group."""
         self._dist.destroy_process_group()
 
 
-def _either(module: Any, new: str, old: str) -> Any:
-    return getattr(module, new, None) or getattr(module, old)
-
-
-_GLOO: dict[str, Callable[[Any, Case, Any, Any, Any], Bound]] = {
-    "all_reduce": lambda d, case, x, out, op: partial(d.all_reduce, x, op),
-    "reduce": lambda d, case, x, out, op: partial(d.reduce, x, case.root, op),
-    "broadcast": lambda d, case, x, out, op: partial(d.broadcast, out, case.root),
-    "all_gather": lambda d, case, x, out, op: partial(
-        _either(d, "all_gather_single", "all_gather_into_tensor"), out, x
-    ),
-    "reduce_scatter": lambda d, case, x, out, op: partial(
-        _either(d, "reduce_scatter_single", "reduce_scatter_tensor"), out, x, op
-    ),
-    "all_to_all": lambda d, case, x, out, op: partial(d.all_to_all_single, out, x),
-}
 _GLOO_OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX"}
 
 #: Peers by name.
@@ -252,4 +257,5 @@ def _free_place() -> tuple[str, int]:
 def copy_call(nbytes: int) -> Bound:
     """Return the control: `np.copyto` of `nbytes` bytes, by all ranks at once. Local."""
     source = placed(nbytes, np.dtype(np.uint8))
-    return partial(np.copyto, placed(nbytes, source.dtype, TARGET), source)
+    target = placed(nbytes, source.dtype, TARGET)
+    return lambda: np.copyto(target, source)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,10 +119,14 @@ def _measure(arrays: Sequence[Array], unpack: bool, options: Options) -> Row:
         for got in (views, targets)
         for a, b in zip(arrays, got, strict=True)
     )
-    packing = partial(plan.pack, arrays, flat), partial(_copy_each, views, arrays)
-    unpacking = partial(plan.unpack, flat, targets), partial(_copy_each, targets, views)
-    by_plan, by_loop = unpacking if unpack else packing
-    calls = {"plan": by_plan, "copyto": partial(np.copyto, other, flat), "loop": by_loop}
+    calls: dict[str, Callable[[], object]] = {
+        "plan": lambda: plan.pack(arrays, flat),
+        "copyto": lambda: np.copyto(other, flat),
+        "loop": lambda: _copy_each(views, arrays),
+    }
+    if unpack:
+        calls["plan"] = lambda: plan.unpack(flat, targets)
+        calls["loop"] = lambda: _copy_each(targets, views)
     times = time_all(
         as_group(),
         calls,

@@ -71,7 +71,8 @@ def _verb(report: dict[str, Any], verb: str) -> Table:
     where = report["environment"]
     return Table(
         f"{verb}  {where['ranks']} ranks, {where['backend']} backend, check "
-        f"{report['options']['check']}, {report['options']['rounds']} rounds",
+        f"{report['options']['check']}, {report['options']['rounds']} rounds, load before "
+        f"{where['load']} on {where['cores']} cores",
         [*columns, "copyto us", "ratio"],
         [_cells(row, peers) for row in rows],
     )

@@ -1,7 +1,6 @@
 """The loop that times: contestants take turns in short rounds, so that drift hits all alike.
 
-All contestants run through the same two loops, as callables without arguments: bind arguments
-with `functools.partial` on every side, or on none.
+All contestants run through the same two loops, as callables without arguments.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def test_two_ranks_beside_mpi4py(tmp_path):
     words = "collectives -n 2 --verbs all_reduce,broadcast,gather -b 4 -e 1K -f 256 --rounds 2"
     code, out, err = hpcpar_bench(*words.split(), "--check", "off", "--json", str(path))
     assert code == 0, err
-    assert out.startswith("all_reduce  2 ranks, mpi backend, check off, 2 rounds\n")
+    assert out.startswith("all_reduce  2 ranks, mpi backend, check off, 2 rounds, load")
     report = json.loads(path.read_text())
     assert report["options"]["verbs"] == ["all_reduce", "broadcast", "gather"]
     assert len(report["results"]) == 4 + 2 + 2

@@ -107,7 +107,7 @@ def test_tables_of_verbs_and_of_packing():
     bare = {"hpcpar": ours, "copyto": peer}
     report = {
         "bench": "collectives",
-        "environment": {"ranks": 2, "backend": "mpi"},
+        "environment": {"ranks": 2, "backend": "mpi", "load": 0.5, "cores": 2},
         "options": {"check": "off", "rounds": 9},
         "results": [
             {**row, "contestants": {"hpcpar": ours, "mpi4py": peer, "copyto": peer}},

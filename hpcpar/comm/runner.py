@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -161,9 +162,19 @@ class Runner:
                 request = make(self.view)
             if async_op:
                 return self._begin(request, timeout, limit, given)
-            return self._finish(request, timeout, limit)
+            with self.keeping_time(timeout is not None):
+                return self._finish(request, timeout, limit)
         finally:
             self.busy.release()
+
+    @contextmanager
+    def keeping_time(self, own: bool = True) -> Iterator[None]:
+        """Let the calls of the block keep their own time: the group's deadline is suspended."""
+        self.patient += own
+        try:
+            yield
+        finally:
+            self.patient -= own
 
     def _finish(self, request: Request, timeout: float | None, limit: float | None) -> Any:
         ticket, seq = self._open(request)

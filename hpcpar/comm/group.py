@@ -172,12 +172,8 @@ class Group:
     @contextmanager
     def without_deadline(self) -> Iterator[None]:
         """Suspend the default deadline for the calls in the block: they wait for long work."""
-        runner = self._member("without_deadline")
-        runner.patient += 1
-        try:
+        with self._member("without_deadline").keeping_time():
             yield
-        finally:
-            runner.patient -= 1
 
     @property
     def is_patient(self) -> bool:

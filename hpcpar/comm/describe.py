@@ -54,12 +54,13 @@ def read_kind(text: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
     (dtype('float32'), (2, 3))
     """
     dtype, _, shape = text.rpartition(" (")
-    return _read_dtype(dtype), tuple(ast.literal_eval("(" + shape))
+    return _read_dtype(dtype), read_ints(shape)
 
 
 def read_ints(text: str) -> tuple[int, ...]:
     """Read a list of ints."""
-    return tuple(ast.literal_eval(text))
+    # not literal_eval: Python 3.11's parser fails now and then when threads parse at once
+    return tuple(int(number) for number in text.strip("([])").split(",") if number.strip())
 
 
 def nbytes_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:

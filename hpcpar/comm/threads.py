@@ -158,6 +158,7 @@ class ThreadsBackend(Backend):
                 self._shared.changed()
         if place.stage == 1:
             if len(place.round.parts) < self.size:
+                self._check_alive(place.round.parts)
                 return False
             complete = _COMPLETE.get(op.verb)
             if complete is not None:

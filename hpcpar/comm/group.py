@@ -60,6 +60,11 @@ class Group:
         return self._home.recorder
 
     @property
+    def slots(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Name and global ranks of each group of this rank, by its slot in the record."""
+        return self._home.slots
+
+    @property
     def settings(self) -> Settings:
         """What `init` was told."""
         return self._home.settings

@@ -117,7 +117,7 @@ def plan_buckets(
     members: dict[np.dtype[Any], list[str]] = {}
     filled: dict[np.dtype[Any], int] = {}
     limits: dict[np.dtype[Any], int] = {}
-    for name in reversed(layouts):
+    for name in reversed(list(layouts)):
         shape, dtype = layouts[name]
         members.setdefault(dtype, []).append(name)
         filled[dtype] = filled.get(dtype, 0) + math.prod(shape) * dtype.itemsize
@@ -125,7 +125,7 @@ def plan_buckets(
             plan.append(_bucket(layouts, dtype, members.pop(dtype)))
             filled[dtype], limits[dtype] = 0, cap
     plan += [_bucket(layouts, dtype, names) for dtype, names in members.items()]
-    last = {name: position for position, name in enumerate(reversed(layouts))}
+    last = {name: position for position, name in enumerate(reversed(list(layouts)))}
     return tuple(sorted(plan, key=lambda bucket: last[bucket.names[-1]]))
 
 

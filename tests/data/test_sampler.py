@@ -19,8 +19,8 @@ def epoch_of(sampler, epoch):
     return np.concatenate([sampler.batch(first + i) for i in range(sampler.steps_per_epoch)])
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=60)
-@given(st.integers(1, 3000), st.integers(1, 700), st.integers(0, 2**40), st.integers(0, 5))
+@settings(derandomize=True, database=None, deadline=None, max_examples=50)
+@given(st.integers(1, 500), st.integers(5, 200), st.integers(0, 2**40), st.integers(0, 5))
 def test_an_epoch_visits_every_sample_once(num_samples, batch_size, seed, epoch):
     sampler = Sampler(num_samples, batch_size, seed=seed)
     assert np.array_equal(np.sort(epoch_of(sampler, epoch)), np.arange(num_samples))
@@ -50,10 +50,10 @@ def test_the_order_stays_the_same_in_later_versions():
 
 
 def test_every_sample_is_as_likely_in_every_place():
-    counts = np.zeros((6, 6), int)
-    for epoch in range(1200):
-        counts[np.arange(6), Sampler(6, 6, seed=3).batch(epoch)] += 1
-    chi2 = ((counts - 200) ** 2 / 200).sum()
+    counts, sampler = np.zeros((6, 6), int), Sampler(6, 6, seed=3)
+    for epoch in range(600):
+        counts[np.arange(6), sampler.batch(epoch)] += 1
+    chi2 = ((counts - 100) ** 2 / 100).sum()
     assert chi2 < 60  # 25 degrees of freedom: 60 has p = 1e-4
 
 

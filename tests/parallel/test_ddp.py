@@ -1,5 +1,7 @@
 """Data parallel steps: exact means, weights, accumulation, order, and what is refused."""
 
+import doctest
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -313,3 +315,7 @@ def test_stats_count_bytes_and_waiting(ranks):
         assert 0 < stats.wait_share <= 1
 
     ranks(body)
+
+
+def test_examples():
+    assert doctest.testmod(module).failed == 0

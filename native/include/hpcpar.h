@@ -62,7 +62,7 @@ enum hp_level { HP_BASELINE, HP_AVX2, HP_AVX512, HP_NUM_LEVELS };
 
 struct hp_kernels;
 
-/* The kernels of a level; NULL if this build or this CPU does not have it. */
+/* The kernels of a level; NULL if this build or this CPU does not have it. Ask once, at load. */
 const struct hp_kernels *hp_kernels_of(enum hp_level level);
 /* The highest level that this CPU runs. */
 enum hp_level hp_best_level(void);

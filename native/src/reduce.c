@@ -23,7 +23,7 @@ static const struct hp_kernels levels[HP_NUM_LEVELS] = {
 };
 
 #ifdef HP_HAS_avx2
-/* By hand, for compilers whose builtin does not know the name. */
+/* By hand, for compilers whose builtin does not know the name. Slow under a hypervisor. */
 static bool cpu_has_f16c(void)
 {
     unsigned int eax, ebx, ecx, edx;
@@ -33,17 +33,19 @@ static bool cpu_has_f16c(void)
 
 static bool cpu_has(enum hp_level level)
 {
+    if (level == HP_BASELINE)
+        return true;
 #ifdef HP_HAS_avx2
     __builtin_cpu_init();
     /* True only where the operating system saves the registers, too; F16C uses AVX's. */
-    const bool avx2 = __builtin_cpu_supports("avx2") && cpu_has_f16c();
-    if (level == HP_AVX2)
-        return avx2;
-    if (level == HP_AVX512)
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (!__builtin_cpu_supports("avx2") || !cpu_has_f16c())
+        return false;
+    return level == HP_AVX2 ||
+           (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"));
+#else
+    return false;
 #endif
-    return level == HP_BASELINE;
 }
 
 const struct hp_kernels *hp_kernels_of(enum hp_level level)

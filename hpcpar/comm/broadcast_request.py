@@ -35,8 +35,6 @@ class Broadcast(Request):
         try:
             self._take(x if x is not None or self.is_root else out, out)
         except HpcparError as error:
-            if not self.is_root:
-                raise
             self.refused = error
 
     def _take(self, given: Any, out: Any) -> None:

@@ -33,8 +33,19 @@ class _Gathering(Request):
         self.sizes = self._promised(sizes)
         self.exchanges = self.sizes is None
         self.compares = self.promised_equal = isinstance(sizes, str)
-        self.operand = Operand(self.block, None if self.scalar else restore, out, self.verb)
+        self.operand = Operand(self.block, None if self.scalar else restore, None, self.verb)
         self.count, self.dtype = self.block.size, self.block.dtype
+        self._take_out(out)
+
+    def _take_out(self, out: Any) -> None:
+        """Take `out`; if it is wrong, the others must hear of it or be kept company."""
+        try:
+            self.operand.give(out, self.verb)
+            shape = None if self.sizes is None else self.result_shape(self.sizes)
+            self.operand.check(shape, self.verb)
+        except HpcparError as error:
+            self.refused = error
+            self.operand.give(None, self.verb)
 
     def _promised(self, sizes: Any) -> tuple[int, ...] | None:
         if sizes is None:
@@ -73,6 +84,17 @@ class _Gathering(Request):
         shape = self.result_shape(self.sizes or (0,))
         return describe.nbytes_of(self.block.dtype, shape)
 
+    def local(self) -> list[str]:
+        """Say what is wrong with `out`, or what it is."""
+        if self.refused is not None:
+            return [f"refused={self.refused}"]
+        return [] if self.operand.out is None else [f"out={describe.kind_text(self.operand.out)}"]
+
+    def objection(self, headers: Sequence[Header]) -> str | None:
+        """Compare every rank's `out` with the result, whose length is known now."""
+        needed = self.block.dtype, self.result_shape(self.lengths(headers))
+        return _wrong_out(self.verb, headers, [needed] * len(headers))
+
     def lengths(self, headers: Sequence[Header] | None) -> tuple[int, ...]:
         """Return every rank's length along the axis."""
         if self.sizes is not None:
@@ -87,7 +109,6 @@ class _Gathering(Request):
     def gathered(self, lengths: Sequence[int], verb: str, root: int | None) -> Steps:
         """Receive the concatenation and hand it back."""
         memory, shape = self.view.memory, self.result_shape(lengths)
-        self.operand.check(shape, self.verb)
         direct = rows_before(shape, self.axis) == 1
         recv = self.operand.target(memory, shape, direct)
         unit = describe.nbytes_of(recv.dtype, block_shape(self.block.shape, self.axis, 1))
@@ -98,7 +119,20 @@ class _Gathering(Request):
             root=root,
             recv_counts=[n * unit for n in lengths],
         )
+        if self.refused is not None:  # no headers went: the others are in step only now
+            raise self.refused
         return self.operand.hand_back(memory.join(recv, shape, lengths, self.axis))
+
+
+def _wrong_out(
+    verb: str, headers: Sequence[Header], results: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
+) -> str | None:
+    """Name the first rank whose `out` is not of its result's dtype and shape."""
+    for rank, (header, result) in enumerate(zip(headers, results, strict=True)):
+        given, needed = header.field("out"), describe.kind_text_of(*result)
+        if given is not None and given != needed:
+            return f"{verb}: out of rank {rank} is {given}, its result is {needed}"
+    return None
 
 
 class AllGather(_Gathering):
@@ -148,12 +182,21 @@ class Scatter(Request):
         self.out = out
         self.array: Array | None = None
         self.restore: Restore | None = None
-        self.out_array = adopt_out(out, self.verb).view() if out is not None else None
-        if view.rank == self.root:
-            try:
+        self.out_array: Array | None = None
+        try:
+            if view.rank == self.root:
                 self._take(x, axis, sizes)
-            except HpcparError as error:
-                self.refused = error
+            self._take_out(out)
+        except HpcparError as error:
+            self.refused = error
+
+    def _take_out(self, out: Any) -> None:
+        if out is None:
+            return
+        given = adopt_out(out, self.verb)
+        both = Operand(given if self.array is None else self.array, None, out, self.verb)
+        both.check_memory(self.verb)
+        self.out_array = both.out
 
     def _take(self, x: Any, axis: int, sizes: Any) -> None:
         if x is None:
@@ -177,7 +220,9 @@ class Scatter(Request):
 
     def local(self) -> list[str]:
         """Name what only this rank knows."""
-        fields = [] if self.refused is None else [f"refused={self.refused}"]
+        if self.refused is not None:
+            return [f"refused={self.refused}"]
+        fields = []
         if self.array is not None:
             kind = describe.kind_text(self.array)
             fields = [f"kind={kind}", f"axis={self.axis}", f"sizes={list(self.sizes)}"]
@@ -194,12 +239,7 @@ class Scatter(Request):
     def objection(self, headers: Sequence[Header]) -> str | None:
         """Say what the headers break, the same on every rank."""
         dtype, shapes, _ = self._parts(headers)
-        for rank, header in enumerate(headers):
-            needed = describe.kind_text_of(dtype, shapes[rank])
-            given = header.field("out")
-            if given is not None and given != needed:
-                return f"scatter: out of rank {rank} is {given}, its part is {needed}"
-        return None
+        return _wrong_out(self.verb, headers, [(dtype, shape) for shape in shapes])
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
         """Yield the operations; return the result."""
@@ -234,6 +274,7 @@ class AllToAll(Request):
             else cuts.check_sizes(sizes, view.size, length, self.verb)
         )
         self.operand = Operand(array, restore, out, self.verb)
+        self.operand.check(None, self.verb)
         self.count, self.dtype = array.size, array.dtype
 
     def agreed(self) -> list[str]:
@@ -292,8 +333,13 @@ class Permute(Request):
     def __init__(self, view: View, x: Any, pairs: Any, out: Any) -> None:
         super().__init__(view)
         array, restore = adopt(x, self.verb)
-        self.operand = Operand(array, restore, out, self.verb)
+        self.operand = Operand(array, restore, None, self.verb)
         self.pairs = _check_pairs(pairs, view.size)
+        try:
+            self.operand.give(out, self.verb)
+            self.operand.check_memory(self.verb)
+        except HpcparError as error:
+            self.refused = error
         self.destination = dict(self.pairs).get(view.rank)
         self.source = {d: s for s, d in self.pairs}.get(view.rank)
         self.count, self.dtype = array.size, array.dtype
@@ -304,6 +350,8 @@ class Permute(Request):
 
     def local(self) -> list[str]:
         """Name what only this rank knows."""
+        if self.refused is not None:
+            return [f"refused={self.refused}"]
         fields = [f"kind={describe.kind_text(self.operand.array)}"]
         if self.operand.out is not None:
             fields.append(f"out={describe.kind_text(self.operand.out)}")

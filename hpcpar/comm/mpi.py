@@ -273,11 +273,13 @@ class MpiBackend(Backend):
         counts = op.recv_counts
         if op.recv.size == 0:
             return
+        mine = op.recv[starts(counts)[self.rank] :]
+        first = self._mpi.IN_PLACE if _same_start(op.send, mine) else op.send
         if len(set(counts)) == 1:
-            yield self._call(op, blocking, "Allgather", op.send, op.recv)
+            yield self._call(op, blocking, "Allgather", first, op.recv)
         else:
             target = [op.recv, list(counts), list(starts(counts)), self._mpi.BYTE]
-            yield self._call(op, blocking, "Allgatherv", op.send, target)
+            yield self._call(op, blocking, "Allgatherv", first, target)
 
     def _gather(self, op: Operation, blocking: bool) -> _Stages:
         sends: list[Array | None] = [op.send if r == op.root else None for r in range(self.size)]

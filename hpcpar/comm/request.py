@@ -46,7 +46,7 @@ class Request(ABC):
     weight : float
         Weight that headers carry.
     refused : HpcparError or None
-        What is wrong with arguments that only the root has; the others must hear of it.
+        What is wrong with this rank's arguments, where the others must hear of it.
     dtype, count : numpy dtype or None, int
         For the record.
     """
@@ -74,11 +74,15 @@ class Request(ABC):
         return []
 
     def refusal(self, headers: Sequence[Header]) -> str | None:
-        """Return why the root, whose arguments only it knows, refuses; the root itself raises."""
+        """Return which rank refuses its own arguments and why; that rank itself raises."""
         if self.refused is not None:
             raise self.refused
-        reason = headers[self.root].field("refused") if self.root >= 0 else None
-        return None if reason is None else f"{self.verb}: root {self.root} refused: {reason}"
+        for rank, header in enumerate(headers):
+            reason = header.field("refused")
+            if reason is not None:
+                who = "root" if rank == self.root else "rank"
+                return f"{self.verb}: {who} {rank} refused: {reason}"
+        return None
 
     def objection(self, headers: Sequence[Header]) -> str | None:
         """Return what the headers break beyond plain equality, the same on every rank."""
@@ -118,16 +122,28 @@ class Operand:
     def __init__(self, array: Array, restore: Restore | None, out: Any, verb: str) -> None:
         self.array = array.view()  # stays writable while the caller's array is locked
         self.restore = restore
-        self.given = out
-        self.out: Array | None = None
-        if out is not None:
-            self.out = adopt_out(out, verb).view()
+        self.give(out, verb)
 
-    def check(self, shape: tuple[int, ...], verb: str) -> None:
-        """Refuse an `out` that cannot take a result of `shape` or overlaps the input."""
+    def give(self, out: Any, verb: str) -> None:
+        """Take `out`, or None."""
+        self.given = out
+        self.out: Array | None = None if out is None else adopt_out(out, verb).view()
+
+    def check(self, shape: tuple[int, ...] | None, verb: str) -> None:
+        """Refuse an `out` that cannot take a result of `shape` or overlaps the input.
+
+        With shape None it is not known yet, and only the rest is checked.
+        """
+        if self.out is not None:
+            shape = self.out.shape if shape is None else shape
+            check_out(self.out, shape, self.array.dtype, verb)
+            self.check_memory(verb)
+
+    def check_memory(self, verb: str) -> None:
+        """Refuse an `out` that is read-only or overlaps the input."""
         if self.out is None:
             return
-        check_out(self.out, shape, self.array.dtype, verb)
+        check_out(self.out, self.out.shape, self.out.dtype, verb)
         if not same_memory(self.out, self.array) and memory_overlaps(self.out, self.array):
             raise ArgumentError(
                 f"{verb}: out overlaps x without being x. Pass out=x to work in place."
@@ -172,7 +188,7 @@ def operands(
     if is_array(x):
         array, restore = adopt(x, verb)
         return [Operand(array, restore, out, verb)], None, ("x",)
-    leaves, structure = tree.flatten(x)
+    leaves, structure = _flat(x, verb, "x")
     names = [f"x{path}" for path in structure.paths()]
     outs = _out_leaves(out, structure, verb) if out is not None else [None] * len(leaves)
     found = []
@@ -182,8 +198,16 @@ def operands(
     return found, structure, names
 
 
+def _flat(x: Any, verb: str, name: str) -> tuple[list[Any], tree.Structure]:
+    try:
+        return tree.flatten(x)
+    except HpcparError as error:  # say which argument of which verb it is
+        error.args = (str(error).replace("tree: x", f"{verb}: {name}", 1),)
+        raise
+
+
 def _out_leaves(out: Any, structure: tree.Structure, verb: str) -> list[Any]:
-    leaves, given = ([], None) if is_array(out) else tree.flatten(out)
+    leaves, given = ([], None) if is_array(out) else _flat(out, verb, "out")
     if given != structure:
         raise ArgumentError(f"{verb}: out must be a tree of the same structure as x.")
     return leaves

@@ -52,11 +52,11 @@ def plain_pair(x: object, out: object, same: bool = True, /) -> int:
     one address. 0: otherwise.
     """
 
-def reducible(dtype: DTypeLike, op: str) -> bool:
+def reducible(dtype: DTypeLike, op: str, /) -> bool:
     """Whether ``op`` (the above, "mean" or "premul_sum") has a meaning for ``dtype``."""
 
 def philox4x32(
-    counter: tuple[int, int, int, int], key: tuple[int, int]
+    counter: tuple[int, int, int, int], key: tuple[int, int], /
 ) -> tuple[int, int, int, int]:
     """One block of Philox4x32-10."""
 

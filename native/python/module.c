@@ -21,9 +21,9 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
 
 static PyMethodDef methods[] = {
     {"cpu_features", cpu_features, METH_NOARGS,
-     "cpu_features()\n--\n\nThe SIMD level in use: baseline, avx2 or avx512."},
+     "cpu_features($module, /)\n--\n\nThe SIMD level in use: baseline, avx2 or avx512."},
     {"build_info", build_info, METH_NOARGS,
-     "build_info()\n--\n\nCompiler, flags and version of the core."},
+     "build_info($module, /)\n--\n\nCompiler, flags and version of the core."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -68,9 +68,9 @@ static PyObject *philox_fill(PyObject *module, PyObject *args, PyObject *kwargs)
 
 PyMethodDef hp_py_philox_methods[] = {
     {"philox4x32", philox4x32, METH_VARARGS,
-     "philox4x32(counter, key)\n--\n\nOne block of Philox4x32-10."},
+     "philox4x32($module, counter, key, /)\n--\n\nOne block of Philox4x32-10."},
     {"philox_fill", (PyCFunction)(void (*)(void))philox_fill, METH_VARARGS | METH_KEYWORDS,
-     "philox_fill(out, kind, seed, stream, start)\n--\n\n"
+     "philox_fill($module, out, kind, seed, stream, start)\n--\n\n"
      "Fill out with random numbers of the elements start, start + 1, ..."},
     {NULL, NULL, 0, NULL},
 };

@@ -205,9 +205,9 @@ static PyObject *plan_offsets(PyObject *self, void *unused)
 
 static PyMethodDef methods[] = {
     {"pack", (PyCFunction)(void (*)(void))hp_py_pack, METH_VARARGS | METH_KEYWORDS,
-     "pack(arrays, flat, scale=1.0)\n--\n\nCopy the arrays into flat; gaps become zero."},
+     "pack($self, arrays, flat, scale=1.0)\n--\n\nCopy the arrays into flat; gaps become zero."},
     {"unpack", (PyCFunction)(void (*)(void))hp_py_unpack, METH_VARARGS | METH_KEYWORDS,
-     "unpack(flat, arrays, scale=1.0)\n--\n\nCopy flat back into the arrays."},
+     "unpack($self, flat, arrays, scale=1.0)\n--\n\nCopy flat back into the arrays."},
     {NULL, NULL, 0, NULL},
 };
 

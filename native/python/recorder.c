@@ -226,17 +226,18 @@ static PyObject *oldest_open(PyObject *self, PyObject *unused)
 
 static PyMethodDef methods[] = {
     {"add_group", add_group, METH_VARARGS,
-     "add_group(name, rank, size)\n--\n\nA slot for a group."},
-    FAST(begin, "begin(slot, verb, dtype, count, itemsize, peer, /)\n--\n\nOpen a record."),
-    FAST(sent, "sent(ticket, nbytes_sent, nbytes_received, messages, /)\n--\n\nAdd traffic."),
-    FAST(end, "end(ticket, status=0, /)\n--\n\nClose a record."),
-    FAST(done, "done(ticket, nbytes_sent, nbytes_received, messages, /)\n--\n\n"
+     "add_group($self, name, rank, size, /)\n--\n\nA slot for a group."},
+    FAST(begin, "begin($self, slot, verb, dtype, count, itemsize, peer, /)\n--\n\nOpen a record."),
+    FAST(sent, "sent($self, ticket, nbytes_sent, nbytes_received, messages, /)\n--\n\n"
+               "Add traffic."),
+    FAST(end, "end($self, ticket, status=0, /)\n--\n\nClose a record."),
+    FAST(done, "done($self, ticket, nbytes_sent, nbytes_received, messages, /)\n--\n\n"
                "`sent` and `end` with status 0 in one call."),
-    FAST(seq, "seq(slot, /)\n--\n\nThe sequence number of the group's next operation."),
-    FAST(last, "last(n, /)\n--\n\nThe newest n records, newest last."),
-    {"totals", totals, METH_NOARGS, "totals()\n--\n\nSums per group and verb."},
+    FAST(seq, "seq($self, slot, /)\n--\n\nThe sequence number of the group's next operation."),
+    FAST(last, "last($self, n, /)\n--\n\nThe newest n records, newest last."),
+    {"totals", totals, METH_NOARGS, "totals($self, /)\n--\n\nSums per group and verb."},
     {"oldest_open", oldest_open, METH_NOARGS,
-     "oldest_open()\n--\n\nThe open record that waits longest."},
+     "oldest_open($self, /)\n--\n\nThe open record that waits longest."},
     {NULL, NULL, 0, NULL},
 };
 

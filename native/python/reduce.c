@@ -217,9 +217,9 @@ static PyObject *reducible(PyObject *module, PyObject *args)
 
 PyMethodDef hp_py_reduce_methods[] = {
     {"reduce", (PyCFunction)(void (*)(void))reduce, METH_VARARGS | METH_KEYWORDS,
-     "reduce(out, srcs, op, factors=None, divisor=None)\n--\n\n"
+     "reduce($module, out, srcs, op, factors=None, divisor=None)\n--\n\n"
      "Write op over the sources, in list order, into out."},
     {"reducible", reducible, METH_VARARGS,
-     "reducible(dtype, op)\n--\n\nWhether op has a meaning for dtype."},
+     "reducible($module, dtype, op, /)\n--\n\nWhether op has a meaning for dtype."},
     {NULL, NULL, 0, NULL},
 };

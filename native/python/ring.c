@@ -123,10 +123,14 @@ static PyObject *release(PyObject *self, PyObject *number)
 
 static PyMethodDef methods[] = {
     {"reserve", reserve, METH_O,
-     "reserve(nbytes, /)\n--\n\nA writable view for the next message; None if there is no room."},
-    {"commit", commit, METH_O, "commit(nbytes, /)\n--\n\nPublish the first bytes of the view."},
-    {"peek", peek, METH_NOARGS, "peek()\n--\n\nA view of the next message; None if there is none."},
-    {"release", release, METH_O, "release(nbytes, /)\n--\n\nGive the next message's room back."},
+     "reserve($self, nbytes, /)\n--\n\n"
+     "A writable view for the next message; None if there is no room."},
+    {"commit", commit, METH_O,
+     "commit($self, nbytes, /)\n--\n\nPublish the first bytes of the view."},
+    {"peek", peek, METH_NOARGS,
+     "peek($self, /)\n--\n\nA view of the next message; None if there is none."},
+    {"release", release, METH_O,
+     "release($self, nbytes, /)\n--\n\nGive the next message's room back."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,0 +1,237 @@
+"""Point to point: what is sent arrives as it was, in order, whoever asks for it and how."""
+
+import time
+
+import numpy as np
+import pytest
+
+import hpcpar as hp
+from hpcpar.errors import ArgumentError, CollectiveTimeout
+
+
+def neighbours(group):
+    return (group.rank + 1) % group.size, (group.rank - 1) % group.size
+
+
+@pytest.mark.parametrize("count", [0, 1, 511, 513, 100_000], ids=str)
+@pytest.mark.parametrize("dtype", ["f8", ">i4", "U4", "i1,f8"])
+def test_a_ring_of_every_size(ranks, count, dtype):
+    """Small messages ride in the header, large ones follow it."""
+
+    def body(group):
+        right, left = neighbours(group)
+        x, wanted = [np.arange(count + r).astype(dtype) for r in (group.rank, left)]
+        got = group.sendrecv(x, right, left, tag=3)
+        assert got.dtype == wanted.dtype.newbyteorder("=")
+        assert (got == wanted).all()
+        assert got.shape == wanted.shape
+        works = [group.send(x, right, async_op=True), group.recv(left, async_op=True)]
+        assert (works[1].wait() == wanted).all()
+        assert works[0].wait() is None
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_messages_of_one_source_keep_their_order(ranks):
+    def body(group):
+        right, left = neighbours(group)
+        works = []
+        for i in range(20):  # asynchronous and blocking, small and large, mixed
+            x = np.full(5 if i % 3 else 5000, i)
+            if i % 2 or x.size > 5:
+                works.append(group.send(x, right, async_op=True))
+            else:
+                group.send(x, right)
+        assert [int(group.recv(left)[0]) for _ in range(20)] == list(range(20))
+        for work in works:
+            work.wait()
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_receives_get_messages_in_the_order_of_their_calls(ranks):
+    def body(group):
+        right, left = neighbours(group)
+        for wild in (left, None):
+            works = [group.recv(wild, async_op=True) for _ in range(3)]
+            works.append(group.recv(left, tag=0, async_op=True))
+            group.barrier()
+            for i in range(5):
+                group.send(np.array(i), right)
+            assert int(group.recv(left)) == 4
+            assert [int(work.wait()) for work in works] == [0, 1, 2, 3]
+
+    ranks(body)
+
+
+def test_tags_pick_messages(ranks):
+    def body(group):
+        right, left = neighbours(group)
+        works = [group.send(np.array(t), right, tag=t, async_op=True) for t in (5, 2**28 - 1, 0)]
+        assert int(group.recv(left, tag=0)) == 0
+        assert int(group.recv(left, tag=2**28 - 1)) == 2**28 - 1
+        assert int(group.recv(tag=5)) == 5
+        for work in works:
+            work.wait()
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_any_source(ranks):
+    def body(group):
+        if group.rank:
+            group.send(np.arange(group.rank * 1000), 0, tag=group.rank)
+        else:
+            got = sorted(len(group.recv()) for _ in range(group.size - 1))
+            assert got == [r * 1000 for r in range(1, group.size)]
+        group.barrier()
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_probe_tells_and_leaves(ranks):
+    def body(group):
+        right, left = neighbours(group)
+        assert group.probe() is None
+        group.barrier()
+        group.send(np.zeros((2, 3), np.float32), right, tag=7)
+        while (found := group.probe(left, tag=7)) is None:
+            time.sleep(1e-3)
+        assert found == (left, 7, np.dtype("f4"), (2, 3))
+        assert group.probe(tag=8) is None
+        assert group.probe() == found
+        assert group.recv(found.src, tag=found.tag).shape == found.shape
+        assert group.probe() is None
+        group.barrier()
+
+    ranks(body)
+
+
+@pytest.mark.parametrize("count", [6, 6000])
+@pytest.mark.sizes(2)
+def test_out_receives_in_place(ranks, count):
+    def body(group):
+        peer = 1 - group.rank
+        base = np.zeros((count, 2))
+        outs = [np.zeros(count), base[:, 1], np.zeros(count)[::-1], np.zeros(count, ">f8")]
+        for out in outs:
+            x = np.arange(count) + 10.0 * group.rank
+            work = group.send(x, peer, async_op=True)
+            assert group.recv(peer, out=out) is out
+            assert out.tolist() == (np.arange(count) + 10.0 * peer).tolist()
+            work.wait()
+            assert group.sendrecv(x, peer, peer, out=x) is x
+            assert x.tolist() == out.tolist()
+        assert not base[:, 0].any()
+
+    ranks(body)
+
+
+@pytest.mark.parametrize("count", [6, 6000])
+@pytest.mark.sizes(2)
+def test_a_wrong_out_loses_the_message_and_nothing_else(ranks, count):
+    def body(group):
+        peer = 1 - group.rank
+        works = [group.send(np.full(count, i), peer, async_op=True) for i in range(4)]
+        for out in (np.zeros(count + 1, int), np.zeros(count), np.zeros((count, 1), int)):
+            with pytest.raises(ArgumentError, match=rf"recv from rank {peer}: out has .*\[rank "):
+                group.recv(peer, out=out)
+        assert (group.recv(peer) == 3).all()
+        for work in works:
+            work.wait()
+        assert group.probe() is None
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_messages_do_not_mix_with_collectives(ranks):
+    def body(group):
+        right, left = neighbours(group)
+        for count in (3, 3000):
+            x = np.arange(count) + group.rank
+            work = group.send(x, right, async_op=True)
+            got = group.all_to_all(np.arange(group.size) + 10 * group.rank)
+            assert got.tolist() == [10 * r + group.rank for r in range(group.size)]
+            assert (group.all_reduce(np.ones(3, np.float16)) == group.size).all()
+            assert group.gather(x[:2], root=0) is None or group.rank == 0
+            assert (group.recv(left) == np.arange(count) + left).all()
+            work.wait()
+
+    ranks(body)
+
+
+def test_to_myself(ranks):
+    def body(group):
+        me = group.rank
+        assert group.sendrecv(np.arange(3), me, me).tolist() == [0, 1, 2]
+        work = group.send(np.arange(5000), me, async_op=True)
+        assert group.recv(me).tolist() == list(range(5000))
+        work.wait()
+        with pytest.raises(ArgumentError, match="cannot receive while it sends"):
+            group.send(np.ones(1), me)
+
+    ranks(body)
+
+
+@pytest.mark.sizes(1, 2)
+def test_a_receive_that_times_out_leaves_the_group_usable(ranks):
+    def body(group):
+        peer = group.size - 1 - group.rank
+        with pytest.raises(CollectiveTimeout, match=rf"recv: .*missing: \[{peer}\].*\[rank "):
+            group.recv(peer, timeout=0.05)
+        with pytest.raises(CollectiveTimeout, match="unknown"):
+            group.recv(tag=1, timeout=0.05)
+        work = group.recv(peer, timeout=0.05, async_op=True)
+        with pytest.raises(CollectiveTimeout):
+            work.wait()
+        assert group.state == "ok"
+        group.barrier()
+        send = group.send(np.array(4), peer, async_op=True)  # not for those that gave up
+        assert int(group.recv(peer)) == 4
+        send.wait()
+
+    ranks(body)
+
+
+@pytest.mark.sizes(1, 2, 3)
+def test_permute(ranks):
+    def body(group):
+        n, me = group.size, group.rank
+        x = np.arange(me + 1) * 10 + me  # shapes may differ
+        assert group.permute(x, []) is None
+        got = group.permute(x, [(0, n - 1)])
+        assert (None if got is None else got.tolist()) == ([0] if me == n - 1 else None)
+        right = [(r, (r + 1) % n) for r in range(n)]
+        left = (me - 1) % n
+        assert group.permute(x, right).tolist() == (np.arange(left + 1) * 10 + left).tolist()
+        y = np.full(3, me)
+        assert group.permute(y, right, out=y) is y
+        assert y.tolist() == [left] * 3
+        assert group.permute(1.5 * me, right) == 1.5 * left
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2)
+def test_objects_travel(ranks):
+    def body(group):
+        peer = 1 - group.rank
+        thing = {"rank": group.rank, "x": [np.arange(3), "text", None]}
+        assert group.all_gather_object(group.rank) == [0, 1]
+        assert group.gather_object("a" * group.rank, root=1) in (None, ["", "a"])
+        assert group.scatter_object([[0], [1]] if group.rank == 0 else None) == [group.rank]
+        swapped = group.all_to_all_object([(group.rank, r) for r in (0, 1)])
+        assert swapped[peer] == (peer, group.rank)
+        assert hp.broadcast_object(thing, group=group)["rank"] == 0
+        if group.rank == 0:
+            group.send_object(thing, 1, tag=2)
+        else:
+            assert group.recv_object(0, tag=2)["x"][1] == "text"
+        assert group.broadcast_object({"": 1} if group.rank else None, root=1) == {"": 1}
+
+    ranks(body)

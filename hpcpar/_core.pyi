@@ -47,7 +47,7 @@ def reduce(
 def plain_pair(x: object, out: object, same: bool = True, /) -> int:
     """Read the layout of two operands in one go.
 
-    1: both are exactly ndarrays of one built-in dtype, C-contiguous, aligned, native, of one
+    1: both are exactly ndarrays of one built-in number type, C-contiguous, aligned, native, of one
     shape (where `same`), `out` is writable, and they are disjoint. 2: the same, but they begin at
     one address. 0: otherwise.
     """

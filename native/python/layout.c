@@ -1,14 +1,15 @@
 /* The layout of a call's operands, read in one go for the hot path of blocking verbs. */
 #include "hp_python.h"
 
-/* Whether an array is exactly an ndarray of a built-in dtype, C-contiguous, aligned, native. */
+/* Whether an array is exactly an ndarray of built-in numbers, C-contiguous, aligned, native. */
 static PyArrayObject *plain(PyObject *object)
 {
     if (!PyArray_CheckExact(object))
         return NULL;
     PyArrayObject *const array = (PyArrayObject *)object;
     const bool fine = PyArray_ISCARRAY_RO(array) && PyArray_ISNBO(PyArray_DESCR(array)->byteorder);
-    return fine && !PyTypeNum_ISUSERDEF(PyArray_TYPE(array)) ? array : NULL;
+    /* Of numbers one type number is one layout; of strings, dates and records it is many. */
+    return fine && PyTypeNum_ISNUMBER(PyArray_TYPE(array)) ? array : NULL;
 }
 
 static bool same_shape(PyArrayObject *a, PyArrayObject *b)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import Any
@@ -87,6 +87,7 @@ class Group:
     @property
     def node(self) -> Group:
         """The sub-group of the ranks on this node. Collective over them at first use."""
+        self._member("node")
         hosts = self._home.hosts
         mine = hosts[self.ranks[self.rank]]
         members = [r for r, g in enumerate(self.ranks) if hosts[g] == mine]
@@ -124,6 +125,8 @@ class Group:
         with where.located(self.here):
             runner = self._member("subgroup")
             runner.check_usable("subgroup")
+            if not isinstance(ranks, Iterable):
+                raise ArgumentError(f"subgroup: ranks {ranks!r} must be a sequence of ranks.")
             chosen = [check_rank(r, self.size, "subgroup", "rank") for r in ranks]
             if not chosen or len(set(chosen)) != len(chosen):
                 raise ArgumentError(f"subgroup: ranks {chosen} must be distinct and not empty.")
@@ -145,6 +148,10 @@ class Group:
 
         Collective over the group. A rank with color None gets None.
         """
+        with where.located(self.here):
+            self._member("split").check_usable("split")
+            _check_int64("color", 0 if color is None else color)
+            _check_int64("key", key)
         pair = np.array([0 if color is None else 1, color or 0, key], np.int64)
         table = self.all_gather(pair[None], sizes=(1,) * self.size)
         if color is None:
@@ -162,7 +169,7 @@ class Group:
         """
         if self._runner is None or self._runner.state == "closed":
             return
-        if len(self.ranks) == len(self._home.hosts):
+        if self._uses == 1 and self.ranks == tuple(range(len(self._home.hosts))):
             raise ArgumentError(f"close: the world ends with hp.shutdown() {self.here()}.")
         self._uses -= 1
         if self._uses == 0:
@@ -469,6 +476,12 @@ class Group:
     ) -> Any:
         """Receive an object from one rank, or from any; see `hpcpar.recv_object`."""
         return objects.recv(self, src, tag, allow_pickle)
+
+
+def _check_int64(name: str, value: Any) -> None:
+    fits = isinstance(value, (int, np.integer)) and -(2**63) <= value < 2**63
+    if isinstance(value, bool) or not fits:
+        raise ArgumentError(f"split: {name} {value!r} must be an integer of 64 bits.")
 
 
 def _short(ranks: Sequence[int]) -> str:

@@ -127,7 +127,8 @@ class Runner:
     def check_usable(self, verb: str) -> None:
         """Raise GroupFailed, or the error of a Work that nobody waited for."""
         if self.state != "ok":
-            raise GroupFailed(f"{verb}: the group is {self.state}: {self._cause}.") from self._cause
+            why = f", because of: {self._cause}" if self._cause is not None else ""
+            raise GroupFailed(f"{verb}: the group is {self.state}{why}") from self._cause
         if self.unclaimed:
             self.raise_unclaimed()
 

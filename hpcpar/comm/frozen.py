@@ -53,9 +53,15 @@ class ArrayLocks:
             for array in arrays:
                 count, _ = self._counts.pop(id(array))
                 self._counts[id(array)] = (count - 1, array)
-            for key, (count, array) in list(self._counts.items()):
-                if count == 0 and _unlocked(array):
-                    del self._counts[key]
+            while self._unlock_any():
+                pass
+
+    def _unlock_any(self) -> bool:
+        """Unlock what may be; what that frees, such as views of it, may be unlocked next."""
+        free = [k for k, (count, a) in self._counts.items() if count == 0 and _unlocked(a)]
+        for key in free:
+            del self._counts[key]
+        return bool(free)
 
 
 def _unlocked(array: Array) -> bool:

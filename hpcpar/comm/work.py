@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -9,6 +10,8 @@ from typing import Any, Protocol
 from ..errors import CollectiveTimeout
 
 __all__ = ["Driver", "Work"]
+
+_log = logging.getLogger("hpcpar")
 
 
 class Driver(Protocol):
@@ -103,7 +106,10 @@ class Work:
             self._event.set()
             callbacks, self._callbacks = self._callbacks, []
         for fn in callbacks:
-            fn(self)
+            try:
+                fn(self)
+            except Exception:  # it must not stop the operations of others
+                _log.exception("%s: a function given to on_done failed", self._verb)
 
     def join(self, timeout: float | None) -> bool:
         """Block until another thread ends the operation; return whether it did."""

@@ -371,9 +371,11 @@ def run_ranks(
         home.groups[group.ranks] = group
         _place.set(_Place(_World(group, settings, None)))
         try:
-            return body(group, *args)
+            result = body(group, *args)
+            shutdown()  # waits for asynchronous calls and raises what nobody waited for
         finally:
             home.progress.stop()
+        return result
 
     outcomes = start_ranks(num_ranks, on_rank, Shared(num_ranks))
     _raise_first([error for _, error in outcomes])

@@ -1,0 +1,282 @@
+"""Asynchronous calls: Work, read-only arrays, order, errors that nobody waited for."""
+
+import gc
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+import hpcpar as hp
+from hpcpar.comm.world import run_ranks
+from hpcpar.errors import CollectiveTimeout, MismatchError, UnsupportedError
+
+VERBS = {
+    "all_reduce": lambda g, x, **how: g.all_reduce(x, **how),
+    "all_reduce tree": lambda g, x, **how: g.all_reduce({"a": x, "b": [1.0, x[:2]]}, **how)["a"],
+    "reduce": lambda g, x, **how: g.reduce(x, root=g.size - 1, **how),
+    "scan": lambda g, x, **how: g.scan(x, exclusive=True, **how),
+    "reduce_scatter": lambda g, x, **how: g.reduce_scatter(x, **how),
+    "half": lambda g, x, **how: g.all_reduce(x.astype(np.float16), **how),
+    "broadcast": lambda g, x, **how: g.broadcast(x, **how),
+    "all_gather": lambda g, x, **how: g.all_gather(x[g.rank :], **how),
+    "gather": lambda g, x, **how: g.gather(x, **how),
+    "scatter": lambda g, x, **how: g.scatter(x, **how),
+    "all_to_all": lambda g, x, **how: g.all_to_all(x, **how),
+    "permute": lambda g, x, **how: g.permute(x, [(0, g.size - 1)], **how),
+    "barrier": lambda g, x, **how: g.barrier(**how),
+}
+
+
+@pytest.mark.parametrize("verb", [v for v in VERBS if "tree" not in v])
+def test_results_are_those_of_the_blocking_call(ranks, verb):
+    def body(group):
+        call, x = VERBS[verb], np.arange(1000.0) * (group.rank + 1)
+        blocking = call(group, x)
+        work = call(group, x, async_op=True)
+        assert isinstance(work, hp.Work)
+        result = work.wait()
+        assert work.done()
+        assert work.exception() is None
+        assert work.wait() is result
+        assert type(result) is type(blocking)
+        assert np.array_equal(result, blocking) or result is None
+
+    ranks(body)
+
+
+def test_arrays_are_read_only_in_flight_and_writable_after(ranks):
+    def body(group):
+        n, x = group.size, np.ones(100_000)
+        work = group.all_reduce(x, async_op=True)
+        with pytest.raises(ValueError, match="read-only"):
+            x[:] = 9
+        assert (work.wait() == n).all()
+        x[:] = 2
+        tree = {"a": np.ones(5), "b": [np.ones(5)]}
+        work = group.all_reduce(tree, async_op=True)
+        assert not tree["b"][0].flags.writeable or work.done()
+        work.wait()
+        assert tree["b"][0].flags.writeable
+        assert group.all_reduce(x, out=x, async_op=True).wait() is x
+        assert (x == 2 * n).all()
+        assert x.flags.writeable
+
+    ranks(body)
+
+
+def test_read_only_arrays_stay_so(ranks):
+    def body(group):
+        x = np.ones(10)
+        x.flags.writeable = False
+        assert (group.all_reduce(x, async_op=True).wait() == group.size).all()
+        assert not x.flags.writeable
+
+    ranks(body)
+
+
+def test_one_array_in_several_operations(ranks):
+    """The last one to end makes the array, and the views of it, writable again."""
+
+    def body(group):
+        x = np.arange(50_000.0)
+        view = x[1:]
+        works = [group.all_reduce(view, async_op=True), group.all_reduce(x, async_op=True)]
+        works += [group.broadcast(x, async_op=True), group.all_gather(view, async_op=True)]
+        results = [work.wait() for work in works]
+        assert results[1][-1] == 49_999 * group.size
+        assert x.flags.writeable
+        assert view.flags.writeable
+        for pair in ((x, view), (view, x)):
+            for work in [group.all_reduce(a, async_op=True) for a in pair]:
+                work.wait()
+            assert x.flags.writeable
+            assert view.flags.writeable
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2)
+def test_data_changed_too_early_cannot_reach_the_peer(ranks):
+    def body(group):
+        if group.rank == 0:
+            x = np.full(400_000, 1.0)
+            work = group.send(x, 1, async_op=True)
+            changed = True
+            try:
+                x[:] = 9
+            except ValueError:
+                changed = False
+            work.wait()
+            group.send(changed, 1)
+        else:
+            time.sleep(0.05)
+            assert (group.recv(0) == 1.0).all()
+            group.recv(0)
+        buckets = [np.full(10_000, 1.0), np.full(10_000, 2.0)]
+        pool = np.empty(10_000)
+        for bucket in buckets:  # one buffer, used again as soon as it is free
+            pool[:] = bucket
+            assert (group.all_reduce(pool, async_op=True).wait() == 2 * bucket[0]).all()
+
+    ranks(body)
+
+
+def test_many_operations_end_in_order(ranks):
+    def body(group):
+        ended = []
+        works = [group.all_reduce(np.full(i, i), async_op=True) for i in range(60)]
+        for i, work in enumerate(works):
+            work.on_done(lambda work, i=i: ended.append(i))
+        assert [int(work.wait().sum()) for work in works] == [i * i * group.size for i in range(60)]
+        assert ended[-1] == 59
+        late = []
+        works[0].on_done(late.append)
+        assert late == [works[0]]
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_groups_progress_independently(ranks):
+    """The ranks issue and wait in other orders on two groups; no order is needed between them."""
+
+    def body(group):
+        first, second = group, group.subgroup(range(group.size)[::-1])
+        x = np.full(1000, group.rank)
+        total = sum(range(group.size))
+        if group.rank == 0:
+            works = [g.all_reduce(x, async_op=True) for g in (first, second)]
+            results = [work.wait() for work in works[::-1]]
+        else:
+            results = [g.all_reduce(x, async_op=True).wait() for g in (second, first)]
+        assert all((r == total).all() for r in results)
+        order = [first, second] if group.rank % 2 else [second, first]
+        works = [g.all_reduce(x + i, async_op=True) for i in range(30) for g in order]
+        for i, work in enumerate(works):
+            assert (work.wait() == total + group.size * (i // 2)).all()
+        second.close()
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_blocking_and_asynchronous_calls_mix(ranks):
+    def body(group):
+        n, right, left = group.size, (group.rank + 1) % group.size, (group.rank - 1) % group.size
+        came = group.recv(left, async_op=True)  # before anything is sent
+        work = group.all_reduce(np.ones(100_000), async_op=True)
+        assert group.all_reduce(np.ones(10)).tolist() == [n] * 10
+        assert group.all_gather(group.rank).tolist() == list(range(n))
+        group.send(np.arange(3000), right)
+        assert came.wait().tolist() == list(range(3000))
+        assert (work.wait() == n).all()
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2)
+def test_wait_with_a_timeout_may_be_repeated(ranks):
+    def body(group):
+        if group.rank == 0:
+            work = group.recv(1, async_op=True)
+            assert not work.done()
+            assert work.exception() is None
+            with pytest.raises(CollectiveTimeout, match=r"recv: wait: not done after 0.05 s"):
+                work.wait(0.05)
+            group.barrier()
+            assert work.wait(10) == 3
+        else:
+            group.barrier()
+            group.send(3, 0)
+
+    ranks(body)
+
+
+def test_errors_are_raised_by_wait(ranks):
+    def body(group):
+        bad = group.size - 1
+        work = group.broadcast(np.ones(3 if group.rank == bad else 4), async_op=True, root=0)
+        if group.size == 1:
+            work.wait()
+            return
+        with pytest.raises(MismatchError, match=r"broadcast: rank \d gave .*\[rank "):
+            work.wait()
+        assert isinstance(work.exception(), MismatchError)
+        assert group.all_reduce(1) == group.size  # claimed: nothing is left to raise
+        with pytest.raises(UnsupportedError):  # what is known at once is raised at once
+            group.all_reduce("text", async_op=True)
+        assert group.all_reduce(1) == group.size
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_an_error_nobody_waited_for_is_raised_by_the_next_call(ranks):
+    def body(group):
+        wrong = np.ones(3 if group.rank == 0 else 4)
+        for _ in range(2):
+            work = group.broadcast(wrong, async_op=True)
+            while not work.done():
+                time.sleep(1e-3)
+            del work
+            with pytest.raises(MismatchError):
+                group.all_reduce(np.ones(2), out=np.ones(2))
+            assert group.all_reduce(1) == group.size
+
+    ranks(body)
+
+
+def test_a_dropped_work_is_done_all_the_same(ranks):
+    def body(group):
+        x, out = np.full(100_000, 1.0), np.zeros(100_000)
+        gone = weakref.ref(group.all_reduce(x, out=out, async_op=True))
+        group.all_reduce(np.ones(3), async_op=True)
+        gc.collect()
+        group.all_reduce(np.ones(1), async_op=True).wait()
+        assert (out == group.size).all()
+        gc.collect()
+        assert gone() is None
+        assert x.flags.writeable
+
+    ranks(body)
+
+
+def test_callbacks_that_raise_do_not_stop_the_others(ranks, caplog):
+    def body(group):
+        work = group.all_reduce(np.ones(100_000), async_op=True)
+        seen = threading.Event()
+        work.on_done(lambda work: 1 / 0)
+        work.on_done(lambda work: seen.set())
+        work.wait()
+        assert seen.wait(10)
+        assert group.all_reduce(np.ones(2), async_op=True).wait()[0] == group.size
+
+    ranks(body)
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.threads_only
+def test_shutdown_raises_what_nobody_waited_for():
+    def body(group):
+        group.broadcast(np.ones(3 + group.rank), async_op=True)
+        with pytest.raises(MismatchError):
+            hp.shutdown()
+        hp.shutdown()
+
+    run_ranks(2, body)
+
+
+@pytest.mark.threads_only
+def test_the_end_of_run_ranks_waits_and_raises():
+    def dropped(group):
+        if group.rank == 0:
+            group.all_reduce(np.ones(2), async_op=True)
+            return None
+        time.sleep(0.05)
+        return group.all_reduce(np.ones(2), async_op=True).wait()[0]
+
+    assert run_ranks(2, dropped) == [None, 2.0]
+    with pytest.raises(MismatchError):
+        run_ranks(2, lambda g: g.broadcast(np.ones(3 + g.rank), async_op=True))

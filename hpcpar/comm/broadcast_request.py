@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._arrays import Array, as_bytes, contiguous
-from ..errors import ArgumentError, HpcparError
+from ..errors import ArgumentError, HpcparError, UnsupportedError
 from . import codec, describe, tree
 from .agree import Header
 from .backend import Operation
@@ -80,7 +80,10 @@ class Broadcast(Request):
         """Yield the operations; return the result."""
         assert headers is not None
         described = _described(headers[self.root])
-        assert described is not None
+        if described is None:  # every peer is a copy of this rank
+            raise UnsupportedError(
+                "broadcast: x is None, and on the fake backend no root sends. Pass x on every rank."
+            )
         kinds, structure = described
         layouts = [describe.read_kind(kind) for _, kind in kinds]
         nbytes = [describe.nbytes_of(*layout) for layout in layouts]

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from .._arrays import DTYPE_NAMES, Array
 from .codec_dtype import describe_dtype, restore_dtype
+from .sizes import uneven
 
-__all__ = ["dtype_text", "kind_text", "kind_text_of", "nbytes_of", "read_ints", "read_kind"]
+__all__ = [
+    "dtype_text",
+    "kind_text",
+    "kind_text_of",
+    "nbytes_of",
+    "read_kind",
+    "read_sizes",
+    "sizes_text",
+]
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str:
@@ -55,6 +65,22 @@ def read_kind(text: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """
     dtype, _, shape = text.rpartition(" (")
     return _read_dtype(dtype), read_ints(shape)
+
+
+def sizes_text(sizes: Sequence[int], length: int) -> str:
+    """Return the sizes of a cut of `length`; short for the uneven rule, whatever the world.
+
+    Examples
+    --------
+    >>> sizes_text((2, 2, 1), 5), sizes_text((5, 0, 0), 5)
+    ('uneven', '[5, 0, 0]')
+    """
+    return "uneven" if tuple(sizes) == uneven(length, len(sizes)) else str(list(sizes))
+
+
+def read_sizes(text: str, length: int, parts: int) -> tuple[int, ...]:
+    """Read what `sizes_text` wrote."""
+    return uneven(length, parts) if text == "uneven" else read_ints(text)
 
 
 def read_ints(text: str) -> tuple[int, ...]:

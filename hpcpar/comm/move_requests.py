@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .._arrays import Array, Restore, adopt, as_bytes, check_axis, count_of
-from ..errors import ArgumentError, HpcparError
+from ..errors import ArgumentError, HpcparError, UnsupportedError
 from . import describe
 from . import sizes as cuts
 from .agree import Header
@@ -225,15 +225,21 @@ class Scatter(Request):
         fields = []
         if self.array is not None:
             kind = describe.kind_text(self.array)
-            fields = [f"kind={kind}", f"axis={self.axis}", f"sizes={list(self.sizes)}"]
+            sizes = describe.sizes_text(self.sizes, self.array.shape[self.axis])
+            fields = [f"kind={kind}", f"axis={self.axis}", f"sizes={sizes}"]
         if self.out_array is not None:
             fields.append(f"out={describe.kind_text(self.out_array)}")
         return fields
 
     def _parts(self, headers: Sequence[Header]) -> tuple[Any, list[tuple[int, ...]], int]:
         root = headers[self.root].fields()
+        if "kind" not in root:  # every peer is a copy of this rank
+            raise UnsupportedError(
+                "scatter: x is None, and on the fake backend no root sends. Pass x on every rank."
+            )
         dtype, shape = describe.read_kind(root["kind"])
-        axis, sizes = int(root["axis"]), describe.read_ints(root["sizes"])
+        axis = int(root["axis"])
+        sizes = describe.read_sizes(root["sizes"], shape[axis], self.view.size)
         return dtype, [block_shape(shape, axis, n) for n in sizes], axis
 
     def objection(self, headers: Sequence[Header]) -> str | None:

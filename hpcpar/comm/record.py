@@ -109,7 +109,7 @@ def _chain(verb: str, rank: int, size: int, nbytes: int, root: int) -> Traffic:
 def _parts(
     verb: str, rank: int, size: int, nbytes: int, sent: list[int], got: list[int], root: int
 ) -> Traffic:
-    own = sent[rank] if sent else nbytes
+    own = sent[rank] if rank < len(sent) else nbytes
     if verb == "all_gather":
         return Traffic((size - 1) * nbytes, sum(got) - nbytes, size - 1)
     if verb == "gather":
@@ -119,8 +119,8 @@ def _parts(
             return Traffic(sum(sent) - own, 0, size - 1)
         return Traffic(0, nbytes, 0)
     if verb in ("all_to_all", "permute"):
-        out = sum(sent) - own
-        return Traffic(out, sum(got) - (got[rank] if got else 0), sum(n > 0 for n in sent))
+        others = sum(n > 0 for r, n in enumerate(sent) if r != rank)
+        return Traffic(sum(sent) - own, sum(got) - (got[rank] if got else 0), others)
     return Traffic(sum(sent), sum(got), int(verb in ("send", "sendrecv")))
 
 
@@ -148,13 +148,16 @@ def _line(entry: Entry, names: Sequence[str]) -> str:
 
 def traffic_of(op: Operation, rank: int, size: int) -> Traffic:
     """Return the traffic of one operation of the backend seam."""
+    if op.verb == "recv":
+        came = None if op.result is None else op.result.data
+        return Traffic(0, 0 if came is None else came.nbytes, 0)
     buffer = op.send if op.send is not None else op.recv
     if buffer is None:
         steps = (size - 1).bit_length() if op.verb == "barrier" else 0
         return Traffic(0, 0, steps)
     item = buffer.dtype.itemsize
-    if op.verb in ("send", "recv"):
-        return Traffic(*((buffer.nbytes, 0, 1) if op.verb == "send" else (0, buffer.nbytes, 0)))
+    if op.verb == "send":
+        return Traffic(buffer.nbytes, 0, 1)
     verb = "scan" if op.verb == "exscan" else op.verb
     return traffic(
         verb,

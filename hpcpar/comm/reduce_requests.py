@@ -10,8 +10,8 @@ import numpy as np
 
 from .._arrays import Array, adopt, check_axis
 from ..errors import ArgumentError, UnsupportedError
+from . import describe, tree
 from . import sizes as cuts
-from . import tree
 from .agree import Header
 from .backend import Operation
 from .layout import block_shape
@@ -256,7 +256,7 @@ class ReduceScatter(Request):
             f"dtype={array.dtype.name}",
             f"shape={array.shape}",
             f"axis={self.axis}",
-            f"sizes={self.sizes}",
+            f"sizes={describe.sizes_text(self.sizes, array.shape[self.axis])}",
         ]
 
     def agreed_nbytes(self) -> int:

@@ -32,6 +32,7 @@ class Broadcast(Request):
         self.is_root = view.rank == self.root
         self.leaves: list[Operand] | None = None
         self.structure: tree.Structure | None = None
+        self.given: list[str] = []
         try:
             self._take(x if x is not None or self.is_root else out, out)
         except HpcparError as error:
@@ -45,10 +46,25 @@ class Broadcast(Request):
         leaves, self.structure, _ = operands(given, out, self.verb)
         for leaf in leaves:
             leaf.check(leaf.array.shape, self.verb)
+        self.given = self._describe(leaves)
         self.leaves = leaves
         arrays = [leaf.array for leaf in self.leaves]
         self.count = sum(a.size for a in arrays)
         self.dtype = arrays[0].dtype if len({a.dtype for a in arrays}) == 1 else None
+
+    def _describe(self, leaves: Sequence[Operand]) -> list[str]:
+        kinds = [f"{_mark(leaf)}:{describe.kind_text(leaf.array)}" for leaf in leaves]
+        if self.structure is None:
+            return [f"kind={kinds[0]}"]
+        skeleton = tree.unflatten(self.structure, list(range(len(kinds))))
+        try:
+            data = codec.join(codec.encode((skeleton, kinds)))
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                "broadcast: x holds a class that other ranks cannot build, such as a namedtuple: "
+                f"{error} Use dict, list and tuple, or broadcast_object."
+            ) from error
+        return [f"tree={data.hex()}"]
 
     def agreed(self) -> list[str]:
         """Name what every rank must pass alike."""
@@ -56,15 +72,7 @@ class Broadcast(Request):
 
     def local(self) -> list[str]:
         """Name what only this rank knows."""
-        if self.refused is not None:
-            return [f"refused={self.refused}"]
-        if self.leaves is None:
-            return []
-        kinds = [f"{_mark(leaf)}:{describe.kind_text(leaf.array)}" for leaf in self.leaves]
-        if self.structure is None:
-            return [f"kind={kinds[0]}"]
-        skeleton = tree.unflatten(self.structure, list(range(len(kinds))))
-        return [f"tree={codec.join(codec.encode((skeleton, kinds))).hex()}"]
+        return self.given if self.refused is None else [f"refused={self.refused}"]
 
     def objection(self, headers: Sequence[Header]) -> str | None:
         """Say what the headers break, the same on every rank."""
@@ -101,7 +109,7 @@ class Broadcast(Request):
         memory = self.view.memory
         if self.is_root and self.leaves is not None:
             parts = [_bytes_of(memory.pack(leaf.array)) for leaf in self.leaves]
-            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
         if self.leaves is not None and len(self.leaves) == 1 and self.leaves[0].out is not None:
             leaf = self.leaves[0]
             return _bytes_of(leaf.target(memory, leaf.array.shape))

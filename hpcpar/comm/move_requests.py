@@ -33,7 +33,7 @@ class _Gathering(Request):
         self.sizes = self._promised(sizes)
         self.exchanges = self.sizes is None
         self.compares = self.promised_equal = isinstance(sizes, str)
-        self.operand = Operand(self.block, None if self.scalar else restore, None, self.verb)
+        self.operand = Operand(self.block, restore, None, self.verb)
         self.count, self.dtype = self.block.size, self.block.dtype
         self._take_out(out)
 

@@ -261,7 +261,9 @@ class MpiBackend(Backend):
             return
         source = self._scaled(op)
         counts = list(op.send_counts)
-        yield self._call(op, blocking, "Reduce_scatter", source, op.recv, counts, self._ops[op.op])
+        in_place = op.recv is not None and _same_start(source, op.recv)  # a group of one
+        first = self._mpi.IN_PLACE if in_place else source
+        yield self._call(op, blocking, "Reduce_scatter", first, op.recv, counts, self._ops[op.op])
         self._divide(op)
 
     def _all_gather(self, op: Operation, blocking: bool) -> _Stages:

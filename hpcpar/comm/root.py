@@ -84,14 +84,19 @@ def on_root(
     if error is not None:
         raise error
     if kind:
-        raise _same_class(kind)(f"{value} [on rank {root}]")
+        raise _same_class(kind, f"{value} [on rank {root}]")
     result: T = value
     return result
 
 
-def _same_class(name: str) -> type[Exception]:
+def _same_class(name: str, message: str) -> Exception:
     found = _HOUSE.get(name) or getattr(builtins, name, None)
-    return found if isinstance(found, type) and issubclass(found, Exception) else RuntimeError
+    if isinstance(found, type) and issubclass(found, Exception):
+        try:
+            return found(message)
+        except TypeError:  # a class that a message alone does not make, such as UnicodeDecodeError
+            pass
+    return RuntimeError(f"{name}: {message}")
 
 
 @contextmanager

@@ -170,6 +170,9 @@ class Backend(ABC):
     def prepare_lane(self, lane: int) -> None:  # noqa: B027 - most backends need no preparation
         """Make `lane` usable; called in issue order on every rank before its first use."""
 
+    def give_up(self) -> None:  # noqa: B027
+        """Tell ranks that come late to a collective that this one waits no more, if possible."""
+
     def abort(self, reason: BaseException) -> None:  # noqa: B027
         """Tell the other ranks that this one gives up, as far as the backend can."""
 

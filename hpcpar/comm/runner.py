@@ -227,6 +227,7 @@ class Runner:
         error = CollectiveTimeout(f"{request.verb}: not done at the deadline, {who}.")
         if request.collective:  # a collective that some have begun; messages just did not come
             self.fail(error)
+            self.backend.give_up()
         return error
 
     def _begin(

@@ -42,6 +42,7 @@ class _Board:
         self.counts: dict[tuple[int, int], int] = {}
         self.mail: list[list[Arrived]] = [[] for _ in ranks]
         self.matching = [Matching() for _ in ranks]
+        self.gave_up: set[int] = set()
 
 
 class Shared:
@@ -158,6 +159,7 @@ class ThreadsBackend(Backend):
                 self._shared.changed()
         if place.stage == 1:
             if len(place.round.parts) < self.size:
+                self._check_patience(place.round.parts)
                 self._check_alive(place.round.parts)
                 return False
             complete = _COMPLETE.get(op.verb)
@@ -182,6 +184,18 @@ class ThreadsBackend(Backend):
         for place, rank in enumerate(self._ranks):
             if rank in shared.left and place not in came:
                 raise RankFailed(f"rank {place} has left and is missing here.")
+
+    def _check_patience(self, parts: dict[int, Any]) -> None:
+        """Raise if all have come, but some too late for a rank that waits no more."""
+        for rank in self._board.gave_up:
+            if rank not in parts:
+                raise GroupFailed(f"rank {rank} has given up waiting here.")
+
+    def give_up(self) -> None:
+        """Let ranks that come late see that this one waits no more."""
+        with self._shared.cond:
+            self._board.gave_up.add(self.rank)
+            self._shared.changed()
 
     def missing(self, op: Operation) -> list[int] | None:
         """Return the ranks that have not come."""

@@ -4,6 +4,7 @@ import doctest
 import math
 import shutil
 import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +18,11 @@ DTYPES = [
     *(bool, "int8", "int64", "uint16", "uint64", "float16", "float32", "float64", "complex64"),
     *("complex128", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
 ]
+
+
+def shared(group, path):
+    """Return rank 0's folder: each process has its own tmp_path."""
+    return Path(group.broadcast_object(str(path))) / str(group.size)
 
 
 def same(a, b):
@@ -138,7 +144,7 @@ def damaged(path, how):
 )
 def test_damage_is_refused_with_the_file_named_on_all_ranks(ranks, tmp_path, how):
     def body(group):
-        root = tmp_path / str(group.size)
+        root = shared(group, tmp_path)
         state = {"w": np.arange(50.0), "n": 17}
         saved = checkpoint.save(root, state, step=3, group=group)
         if group.rank == 0:
@@ -155,8 +161,9 @@ def test_damage_is_refused_with_the_file_named_on_all_ranks(ranks, tmp_path, how
 def test_all_ranks_get_the_state_of_rank_0(ranks, tmp_path):
     def body(group):
         state = {"w": np.full(3, float(group.rank), ml_dtypes.bfloat16), "rank": group.rank}
-        path = checkpoint.save(tmp_path / str(group.size), state, step=5, group=group)
-        assert path == tmp_path / str(group.size) / "step_00000005"
+        root = shared(group, tmp_path)
+        path = checkpoint.save(root, state, step=5, group=group)
+        assert path == root / "step_00000005"
         step, found = checkpoint.load(path, group=group)
         assert (step, found["rank"], found["w"].dtype) == (5, 0, ml_dtypes.bfloat16)
         found["w"][...] += 1  # everybody's own, and writable

@@ -1,6 +1,7 @@
 """The training job gives the numbers of one process, on any number of ranks."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ def test_narrow_types_train_as_well(ranks, train_gpt, dtype):
 @pytest.mark.sizes(1, 3)
 def test_a_checkpoint_goes_on_with_the_same_numbers(ranks, train_gpt, config, expected, tmp_path):
     def body(group):
-        path = tmp_path / str(group.size)
+        path = Path(group.broadcast_object(str(tmp_path))) / str(group.size)
         first = train(train_gpt, config, group, 25)
         first.validate()
         checkpoint.save(path, first.state_dict(), step=first.step, group=group)

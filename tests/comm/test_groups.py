@@ -40,9 +40,10 @@ def test_members_are_in_the_order_given(ranks):
         assert back is group.subgroup(list(range(n))[::-1])
         inner = back.subgroup([0])  # global rank n - 1, whatever group it is asked from
         assert inner.ranks == (group.ranks[n - 1],)
-        assert inner is group.subgroup([n - 1]) or inner.rank == -1
-        back.close()
-        back.close()
+        again = group.subgroup([n - 1])
+        assert inner is again or inner.rank == -1
+        for made in (inner, again, back, back):
+            made.close()
 
     ranks(body)
 
@@ -107,7 +108,11 @@ def test_split_by_color_and_key(ranks):
         assert ties.ranks == group.ranks
         some = group.split(None if me == 0 else 1)
         assert some is None if me == 0 else some.size == n - 1
-        assert group.split(me, key=2**40).size == 1
+        alone = group.split(me, key=2**40)
+        assert alone.size == 1
+        for made in (half, ties, some, alone):
+            if made is not None:
+                made.close()
         for color in (1.5, "a", True, 2**63):
             with pytest.raises(ArgumentError, match="split: color"):
                 group.split(color)
@@ -155,6 +160,7 @@ def test_a_group_of_all_ranks_may_be_closed(ranks):
                 group.close()
         with group.subgroup(range(group.size)) as inner:
             assert inner is hp.as_group()
+        inner.close()
         assert group.all_reduce(1) == group.size
 
     ranks(body)
@@ -172,6 +178,7 @@ def test_with_makes_a_group_the_default(ranks):
             assert hp.as_group() is sub
             assert hp.all_reduce(1, group=group) == group.size
         assert hp.size() == group.size
+        sub.close()
 
     ranks(body)
 
@@ -184,6 +191,7 @@ def test_the_node_is_a_group(ranks):
         if group.size > 1:
             sub = group.split(group.rank % 2)
             assert sub.node.ranks == sub.ranks
+            sub.close()
 
     ranks(body)
 

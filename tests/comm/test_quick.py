@@ -82,7 +82,7 @@ def test_other_calls_than_the_learned_one_take_the_long_way(ranks):
 def test_an_error_that_nobody_saw_stops_the_hot_path(ranks):
     def body(group):
         check_sums(group)
-        work = group.all_reduce(np.ones(2 + group.rank), async_op=True)
+        work = group.all_reduce(np.ones(1237 + group.rank), async_op=True)  # a shape not seen yet
         while not work.done():
             pass
         with pytest.raises(MismatchError, match="shape"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,7 +21,9 @@ from .backend import Backend, Direct, Operation
 from .bootstrap import load_mpi
 from .mpi_direct import direct_call
 from .mpi_messages import Mailbox
-from .sizes import starts, uneven
+from .mpi_own import OWN
+from .mpi_running import Running, Stages
+from .sizes import starts
 
 __all__ = ["MpiBackend", "cached_on"]
 
@@ -40,9 +42,6 @@ _NATIVE_DTYPES = frozenset(
     {*(f"{k}int{b}" for k in ("", "u") for b in (8, 16, 32, 64)), "float32", "float64"}
     | {"complex64", "complex128"}
 )
-
-#: Requests to wait for; None where the call has blocked and is done.
-_Stages = Generator[list[Any] | None, None, None]
 
 
 class MpiBackend(Backend):
@@ -140,7 +139,7 @@ class MpiBackend(Backend):
             if self._pending_lane is None and lane not in self._lanes:
                 self._pending_lane = self.mpi_comm.Idup()
 
-    def _opened(self, stages: _Stages) -> _Stages:
+    def _opened(self, stages: Stages) -> Stages:
         """Run `stages` when the communicator of lane 1 is there; other groups go on meanwhile."""
         if 1 not in self._lanes:
             comm, request = self._pending_lane
@@ -154,11 +153,11 @@ class MpiBackend(Backend):
         """Begin `op` with non-blocking calls."""
         stages = self._stages(op, blocking=False)
         own_lane = op.lane == 1 and op.verb not in _MESSAGES
-        op.state = _Running(self._opened(stages) if own_lane else stages)
+        op.state = Running(self._opened(stages) if own_lane else stages)
 
     def test(self, op: Operation) -> bool:
         """Test the requests of the current stage; go on to the next."""
-        running: _Running = op.state
+        running: Running = op.state
         return running.test(self._mpi)
 
     def run(self, op: Operation) -> bool:
@@ -173,7 +172,7 @@ class MpiBackend(Backend):
 
     def wait(self, op: Operation) -> bool:
         """Wait for `op`; hand the core over now and then while it does not move."""
-        running: _Running = op.state
+        running: Running = op.state
         if not op.polled and running.can_block:
             running.finish(self._mpi)
             return True
@@ -192,11 +191,11 @@ class MpiBackend(Backend):
             return [r for r, q in zip(peers, op.state.requests or [], strict=False) if not q.Test()]
         return [op.root] if op.verb in ("send", "recv") and op.root is not None else None
 
-    def _stages(self, op: Operation, blocking: bool) -> _Stages:
+    def _stages(self, op: Operation, blocking: bool) -> Stages:
         if op.verb in _MESSAGES:
             return self._mail.stages(op)
         if op.verb in _REDUCING and self.supports(op) is not None:
-            return _OWN[op.verb](self, op, blocking)
+            return OWN[op.verb](self, op)
         return _DIRECT[op.verb](self, op, blocking)
 
     def _call(self, op: Operation, blocking: bool, name: str, *args: Any) -> list[Any] | None:
@@ -209,10 +208,10 @@ class MpiBackend(Backend):
 
     # -- direct ----------------------------------------------------------------------------
 
-    def _barrier(self, op: Operation, blocking: bool) -> _Stages:
+    def _barrier(self, op: Operation, blocking: bool) -> Stages:
         yield self._call(op, blocking, "Barrier")
 
-    def _exchange(self, op: Operation, blocking: bool) -> _Stages:
+    def _exchange(self, op: Operation, blocking: bool) -> Stages:
         assert op.send is not None
         rows = np.empty((self.size, op.send.size), np.uint8)
         rows[self.rank] = op.send
@@ -225,11 +224,11 @@ class MpiBackend(Backend):
             yield receives + [comm.Isend(op.send, r, _TAG) for r in peers]
         op.result = [row.tobytes() for row in rows]
 
-    def _broadcast(self, op: Operation, blocking: bool) -> _Stages:
+    def _broadcast(self, op: Operation, blocking: bool) -> Stages:
         for part in self._chunks(op.recv):
             yield self._call(op, blocking, "Bcast", part, op.root)
 
-    def _all_reduce(self, op: Operation, blocking: bool) -> _Stages:
+    def _all_reduce(self, op: Operation, blocking: bool) -> Stages:
         assert op.recv is not None
         source = self._scaled(op)
         for send, recv in zip(self._chunks(source), self._chunks(op.recv), strict=True):
@@ -237,7 +236,7 @@ class MpiBackend(Backend):
             yield self._call(op, blocking, "Allreduce", first, recv, self._ops[op.op])
         self._divide(op)
 
-    def _reduce(self, op: Operation, blocking: bool) -> _Stages:
+    def _reduce(self, op: Operation, blocking: bool) -> Stages:
         source, target = self._scaled(op), op.recv
         for i, send in enumerate(self._chunks(source)):
             recv = None if target is None else self._chunks(target)[i]
@@ -246,7 +245,7 @@ class MpiBackend(Backend):
             yield self._call(op, blocking, "Reduce", first, recv, self._ops[op.op], op.root)
         self._divide(op)
 
-    def _scan(self, op: Operation, blocking: bool) -> _Stages:
+    def _scan(self, op: Operation, blocking: bool) -> Stages:
         assert op.recv is not None
         name = "Scan" if op.verb == "scan" else "Exscan"
         source = self._scaled(op)
@@ -254,10 +253,10 @@ class MpiBackend(Backend):
             first = self._mpi.IN_PLACE if _same_start(send, recv) else send
             yield self._call(op, blocking, name, first, recv, self._ops[op.op])
 
-    def _reduce_scatter(self, op: Operation, blocking: bool) -> _Stages:
+    def _reduce_scatter(self, op: Operation, blocking: bool) -> Stages:
         assert op.send is not None
         if op.send.size > self.max_count:
-            yield from _own_reduce_scatter(self, op, blocking)
+            yield from OWN["reduce_scatter"](self, op)
             return
         source = self._scaled(op)
         counts = list(op.send_counts)
@@ -266,11 +265,11 @@ class MpiBackend(Backend):
         yield self._call(op, blocking, "Reduce_scatter", first, op.recv, counts, self._ops[op.op])
         self._divide(op)
 
-    def _all_gather(self, op: Operation, blocking: bool) -> _Stages:
+    def _all_gather(self, op: Operation, blocking: bool) -> Stages:
         assert op.send is not None
         assert op.recv is not None
         if op.recv.size > self.max_count:
-            yield from self._pairwise(op, [op.send] * self.size, self._blocks(op.recv, op))
+            yield from self.pairwise(op, [op.send] * self.size, self._blocks(op.recv, op))
             return
         counts = op.recv_counts
         if op.recv.size == 0:
@@ -283,31 +282,31 @@ class MpiBackend(Backend):
             target = [op.recv, list(counts), list(starts(counts)), self._mpi.BYTE]
             yield self._call(op, blocking, "Allgatherv", first, target)
 
-    def _gather(self, op: Operation, blocking: bool) -> _Stages:
+    def _gather(self, op: Operation, blocking: bool) -> Stages:
         sends: list[Array | None] = [op.send if r == op.root else None for r in range(self.size)]
-        yield from self._pairwise(op, sends, None if op.recv is None else self._blocks(op.recv, op))
+        yield from self.pairwise(op, sends, None if op.recv is None else self._blocks(op.recv, op))
 
-    def _scatter(self, op: Operation, blocking: bool) -> _Stages:
+    def _scatter(self, op: Operation, blocking: bool) -> Stages:
         assert op.recv is not None
         sends: list[Array | None] = [None] * self.size
         if op.send is not None:
-            sends = list(self._cut(op.send, op.send_counts))
+            sends = list(self.cut(op.send, op.send_counts))
         receives = [op.recv if r == op.root else None for r in range(self.size)]
-        yield from self._pairwise(op, sends, receives)
+        yield from self.pairwise(op, sends, receives)
 
-    def _all_to_all(self, op: Operation, blocking: bool) -> _Stages:
+    def _all_to_all(self, op: Operation, blocking: bool) -> Stages:
         assert op.send is not None
         assert op.recv is not None
-        yield from self._pairwise(op, self._cut(op.send, op.send_counts), self._blocks(op.recv, op))
+        yield from self.pairwise(op, self.cut(op.send, op.send_counts), self._blocks(op.recv, op))
 
     # -- parts -----------------------------------------------------------------------------
 
-    def _pairwise(
+    def pairwise(
         self,
         op: Operation,
         sends: Sequence[Array | None],
         receives: Sequence[Array | None] | None,
-    ) -> _Stages:
+    ) -> Stages:
         """Send to and receive from every rank, in chunks that every MPI can count."""
         comm = self._lanes[op.lane]
         receives = receives if receives is not None else [None] * self.size
@@ -321,11 +320,12 @@ class MpiBackend(Backend):
             requests += [comm.Isend(part, dst, _TAG) for part in self._chunks(sends[dst])]
         yield requests
 
-    def _cut(self, flat: Array, counts: Sequence[int]) -> list[Array]:
+    def cut(self, flat: Array, counts: Sequence[int]) -> list[Array]:
+        """Return the blocks of a flat array."""
         return [flat[s : s + n] for s, n in zip(starts(counts), counts, strict=True)]
 
     def _blocks(self, flat: Array, op: Operation) -> list[Array]:
-        return self._cut(flat, op.recv_counts)
+        return self.cut(flat, op.recv_counts)
 
     def _chunks(self, flat: Array | None) -> list[Array]:
         """Return `flat` in pieces that an MPI-3 count can hold; nothing for an empty array."""
@@ -350,123 +350,13 @@ class MpiBackend(Backend):
             _core.reduce(op.recv, [op.recv], "sum", None, op.divisor)
 
 
-class _Running:
-    """The stages of one operation: a generator, and the requests it waits for."""
-
-    __slots__ = ("_done", "_stages", "requests")
-
-    def __init__(self, stages: _Stages) -> None:
-        self._stages = stages
-        self._done = False
-        self.requests: list[Any] | None = None
-        self._next()
-
-    @property
-    def can_block(self) -> bool:
-        """Whether MPI may block on the requests; a stage without any has to be polled."""
-        return bool(self.requests) or self._done
-
-    def _next(self) -> None:
-        try:
-            self.requests = next(self._stages)
-        except StopIteration:
-            self._done, self.requests = True, None
-
-    def test(self, mpi: Any) -> bool:
-        """Move on without blocking; return whether all stages are done."""
-        while not self._done:
-            if self.requests and not mpi.Request.Testall(self.requests):
-                return False
-            waited = self.requests is not None
-            self._next()
-            if not waited and not self._done and self.requests is None:
-                return False  # a stage that waits for something other than requests: later
-        return True
-
-    def finish(self, mpi: Any) -> None:
-        """Block in MPI until all stages are done."""
-        while not self._done:
-            if self.requests:
-                mpi.Request.Waitall(self.requests)
-            self._next()
-
-
 def _same_start(a: Array, b: Array) -> bool:
     return _core.plain_pair(a, b) == 2
 
 
-# -- what MPI cannot reduce: all_to_all + our reduction + all_gather, at the same bound ---------
-
-
-def _parts_of(backend: MpiBackend, op: Operation, sizes: Sequence[int]) -> Array:
-    assert op.send is not None
-    return np.empty((backend.size, sizes[backend.rank]), op.send.dtype)
-
-
-def _collect(backend: MpiBackend, op: Operation, parts: Array, sizes: Sequence[int]) -> _Stages:
-    """Fill `parts` with every rank's block that is mine to reduce."""
-    assert op.send is not None
-    sends = [block.view(np.uint8) for block in backend._cut(op.send, sizes)]
-    yield from backend._pairwise(op, sends, [row.view(np.uint8) for row in parts])
-
-
-def _own_all_reduce(backend: MpiBackend, op: Operation, blocking: bool) -> _Stages:
-    assert op.recv is not None
-    sizes = uneven(op.recv.size, backend.size)
-    parts = _parts_of(backend, op, sizes)
-    yield from _collect(backend, op, parts, sizes)
-    mine = np.empty(sizes[backend.rank], op.recv.dtype)
-    _core.reduce(mine, list(parts), op.op, op.factors, op.divisor)
-    blocks = [block.view(np.uint8) for block in backend._cut(op.recv, sizes)]
-    yield from backend._pairwise(op, [mine.view(np.uint8)] * backend.size, blocks)
-
-
-def _own_reduce(backend: MpiBackend, op: Operation, blocking: bool) -> _Stages:
-    assert op.send is not None
-    sizes = uneven(op.send.size, backend.size)
-    parts = _parts_of(backend, op, sizes)
-    yield from _collect(backend, op, parts, sizes)
-    mine = np.empty(sizes[backend.rank], op.send.dtype)
-    _core.reduce(mine, list(parts), op.op, op.factors, op.divisor)
-    sends = [mine.view(np.uint8) if r == op.root else None for r in range(backend.size)]
-    blocks = None
-    if op.recv is not None:
-        blocks = [block.view(np.uint8) for block in backend._cut(op.recv, sizes)]
-    yield from backend._pairwise(op, sends, blocks)
-
-
-def _own_reduce_scatter(backend: MpiBackend, op: Operation, blocking: bool) -> _Stages:
-    assert op.recv is not None
-    parts = _parts_of(backend, op, op.send_counts)
-    yield from _collect(backend, op, parts, op.send_counts)
-    _core.reduce(op.recv, list(parts), op.op, op.factors, op.divisor)
-
-
-def _own_scan(backend: MpiBackend, op: Operation, blocking: bool) -> _Stages:
-    """Send to every later rank; each reduces what came, in rank order."""
-    assert op.send is not None
-    assert op.recv is not None
-    last = backend.rank if op.verb == "scan" else backend.rank - 1
-    rows = np.empty((last + 1, op.send.size), op.send.dtype)
-    data, mine = op.send.view(np.uint8), backend.rank
-    sends = [data if r > mine or (r == mine <= last) else None for r in range(backend.size)]
-    receives = [rows[r].view(np.uint8) if r <= last else None for r in range(backend.size)]
-    yield from backend._pairwise(op, sends, receives)
-    if len(rows):
-        factors = None if op.factors is None else op.factors[: len(rows)]
-        _core.reduce(op.recv, list(rows), op.op, factors, op.divisor)
-
-
-_Stage = Callable[[MpiBackend, Operation, bool], _Stages]
+_Stage = Callable[[MpiBackend, Operation, bool], Stages]
 _MESSAGES = frozenset({"send", "recv", "probe"})
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})
-_OWN: dict[str, _Stage] = {
-    "all_reduce": _own_all_reduce,
-    "reduce": _own_reduce,
-    "reduce_scatter": _own_reduce_scatter,
-    "scan": _own_scan,
-    "exscan": _own_scan,
-}
 _DIRECT: dict[str, _Stage] = {
     "barrier": MpiBackend._barrier,
     "exchange": MpiBackend._exchange,

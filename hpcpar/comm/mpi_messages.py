@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from .._arrays import Array
 from .backend import Arrived, Operation
 from .matching import Matching
+from .mpi_running import Stages
 
 __all__ = ["Mailbox"]
 
@@ -57,11 +57,11 @@ class Mailbox:
         self._sent: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def stages(self, op: Operation) -> Generator[list[Any] | None, None, None]:
+    def stages(self, op: Operation) -> Stages:
         """Return the stages of a "send", "recv" or "probe"."""
         return {"send": self._send, "recv": self._recv, "probe": self._probe}[op.verb](op)
 
-    def _send(self, op: Operation) -> Generator[list[Any] | None, None, None]:
+    def _send(self, op: Operation) -> Stages:
         assert op.send is not None
         assert op.root is not None
         inline = op.send.size <= _INLINE
@@ -74,7 +74,7 @@ class Mailbox:
             requests += [self._comm.Isend(p, op.root, payload_tag) for p in _pieces(op.send)]
         yield requests
 
-    def _recv(self, op: Operation) -> Generator[list[Any] | None, None, None]:
+    def _recv(self, op: Operation) -> Stages:
         assert op.accept is not None
         with self._lock:
             self._matching.post(op)
@@ -88,7 +88,7 @@ class Mailbox:
             yield [self._comm.Irecv(p, letter.source, tag) for p in _pieces(target)]
         op.result = Arrived(letter.source, letter.tag, letter.kind, target)
 
-    def _probe(self, op: Operation) -> Generator[list[Any] | None, None, None]:
+    def _probe(self, op: Operation) -> Stages:
         with self._lock:
             self._collect_all()
             place = self._matching.find(op, self._letters)

@@ -134,6 +134,7 @@ class DDP:
         layouts = {n: (p.shape, p.dtype.newbyteorder("=")) for n, p in self.params.items()}
         self.buckets = plan_buckets(layouts, **caps)
         self.grads: dict[str, Array] = {}
+        self._bucket_of = {n: i for i, bucket in enumerate(self.buckets) for n in bucket.names}
         self._flats = [np.zeros(b.count, b.dtype) for b in self.buckets]
         self._views: dict[str, Array] = {}
         for bucket, flat in zip(self.buckets, self._flats, strict=True):
@@ -220,6 +221,7 @@ class _Window:
 
     @property
     def weight(self) -> float:
+        """Sum over the micro-steps."""
         return sum(weight or 0.0 for weight in self.weights)
 
 
@@ -239,7 +241,6 @@ class Step:
         self._sync = ddp._syncing
         self._ready: set[str] = set()
         self._pending = [len(bucket.names) for bucket in ddp.buckets]
-        self._bucket_of = {n: i for i, bucket in enumerate(ddp.buckets) for n in bucket.names}
         self._works: list[Work] = []
         self._began = 0.0
 
@@ -265,12 +266,14 @@ class Step:
         Raises
         ------
         ArgumentError
-            `name` was reported before in this step; the other ranks raise when they leave
-            their block.
+            `name` was reported before in this step, or outside the block; the other ranks raise
+            when they leave their block.
         """
         first = self._ddp._first_names.get(name)
         if first is None:
             return
+        if not self._ddp._open:
+            raise ArgumentError(f"ddp.step: gradient {name!r} was reported outside the block.")
         if first in self._ready:
             raise ArgumentError(
                 f"ddp.step: gradient {name!r} was reported twice in one step"
@@ -278,7 +281,7 @@ class Step:
             )
         self._take(first, fill)
         self._ready.add(first)
-        self._pending[self._bucket_of[first]] -= 1
+        self._pending[self._ddp._bucket_of[first]] -= 1
         if self._sync:
             self._launch()
 

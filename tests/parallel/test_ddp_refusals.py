@@ -159,6 +159,21 @@ def test_one_step_at_a_time(ranks):
     ranks(body)
 
 
+def test_a_gradient_outside_the_block_is_refused(ranks):
+    def body(group):
+        ddp = make(group)
+        for step in (ddp.step(), ddp.step()):
+            with pytest.raises(ArgumentError, match="'a' was reported outside the block"):
+                report(step, "a")
+            with step:
+                report(step, "abc")
+        with pytest.raises(ArgumentError, match="'a' was reported outside the block"):
+            report(step, "a")
+        assert ddp.grads["a"].tolist() == [1.0, 1.0]
+
+    ranks(body)
+
+
 def test_a_wrong_shape_is_refused(ranks):
     def body(group):
         ddp = make(group)

@@ -47,7 +47,7 @@ class _Watch:
             ranks=tuple(needed),
             limit=self._limit(ranks),
             key=str(ranks),
-            done=None if alone else self.done().get(str(ranks), 0),
+            done=None if alone else self.done().get(str(ranks), 0) - 1,  # this one is not done
             all_needed=not (alone and entry.peer < 0),
         )
 
@@ -60,10 +60,16 @@ class _Watch:
         return sum(self._home.recorder.seq(slot) for slot in range(len(self._home.slots)))
 
     def done(self) -> Mapping[str, int]:
-        """Return how many collectives this rank has finished, by group."""
+        """Return how many collectives this rank has begun, by group, but for the one that failed.
+
+        When it leaves these are the ones it has done its part of.
+        """
         done: dict[str, int] = {}
         for slot, verb, ops, *_ in self._home.recorder.totals():
             if VERBS[verb] not in _POINT_TO_POINT:
                 key = str(self._home.slots[slot][1])
                 done[key] = done.get(key, 0) + ops
+        for ranks, group in list(self._home.groups.items()):
+            if group.state == "failed" and str(ranks) in done:
+                done[str(ranks)] -= 1
         return done

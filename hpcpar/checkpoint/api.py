@@ -123,6 +123,7 @@ def latest(path: str | PathLike[str]) -> Path | None:
 def _publish(root: Path, step: int, state: Mapping[str, Leaf], keep: int | None) -> str:
     new = publish(root, step, state)
     old = [path for path in published(root) if path != new]
-    for path in old[: len(old) + 1 - keep] if keep is not None else []:
+    surplus = 0 if keep is None else max(0, len(old) + 1 - keep)
+    for path in old[:surplus]:
         shutil.rmtree(path, ignore_errors=True)
     return str(new)

@@ -90,10 +90,12 @@ def test_a_step_saved_again_is_a_newer_checkpoint_of_it(tmp_path):
     assert checkpoint.load(tmp_path).state == {"n": 11}
 
 
-def test_keep_deletes_the_oldest_after_the_new_one_is_there(tmp_path):
+@pytest.mark.parametrize("keep", [1, 2, 4, 5, 6, 9, None])
+def test_keep_deletes_the_oldest_after_the_new_one_is_there(tmp_path, keep):
     for step in range(5):
-        checkpoint.save(tmp_path, {"s": step}, step=step, keep=2)
-    assert [path.name for path in folder.published(tmp_path)] == ["step_00000003", "step_00000004"]
+        checkpoint.save(tmp_path, {"s": step}, step=step, keep=keep)
+    kept = [f"step_{step:08d}" for step in range(5)][-(keep or 5) :]
+    assert [path.name for path in folder.published(tmp_path)] == kept
 
 
 @pytest.mark.parametrize("moment", ["_write", "_sync"])

@@ -24,9 +24,12 @@ def test_a_folder_is_read_in_sorted_order_without_hidden_files(tmp_path):
 
 def test_the_default_is_the_standard_library():
     text = read_text()
-    assert Path(sysconfig.get_paths()["stdlib"], "abc.py").read_bytes() in text
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for module in ("abc.py", "json/decoder.py"):
+        assert (library / module).read_bytes() in text
+    assert Path(pytest.__file__).read_bytes() not in text
     assert text == read_text()
-    assert len(text) > 10**6
+    assert 10**7 < len(text) < 3 * 10**7
 
 
 def test_refuses_what_cannot_be_read(tmp_path):
@@ -47,6 +50,11 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path, monkeypatch):
     (tmp_path / "secret").touch()
     with pytest.raises(ArgumentError, match=r"secret' cannot be read: .*Permission denied"):
         read_text(tmp_path / "secret")
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path):
+    with pytest.raises(ArgumentError, match=r"cannot be read: .*File name too long"):
+        read_text(tmp_path / ("a" * 300))
 
 
 def test_windows_follow_each_other_and_targets_are_shifted_by_one():

@@ -19,14 +19,12 @@ static const char *why_not(const hp_py_plan *plan, PyArray_Descr *descr, int dty
     return NULL;
 }
 
-/* Copy a shape into the pool; -1 with an error set. */
+/* Copy a shape tuple into the pool; -1 with an error set. */
 static int take_shape(struct hp_py_layout *l, PyObject *shape, npy_intp *pool)
 {
     l->shape = pool;
     for (int i = 0; i < l->ndim; i++) {
-        PyObject *const axis = PySequence_GetItem(shape, i);
-        l->shape[i] = axis ? PyNumber_AsSsize_t(axis, PyExc_OverflowError) : -1;
-        Py_XDECREF(axis);
+        l->shape[i] = PyNumber_AsSsize_t(PyTuple_GetItem(shape, i), PyExc_OverflowError);
         if (l->shape[i] < 0) {
             if (!PyErr_Occurred())
                 PyErr_SetString(PyExc_ValueError, "PackPlan: a shape has a negative axis");
@@ -52,6 +50,18 @@ static int count_bytes(struct hp_py_layout *l, size_t item)
     return 0;
 }
 
+/* Put the member behind the others; -1 with an error set if the buffer is beyond memory. */
+static int place(hp_py_plan *plan, struct hp_py_layout *l, size_t grain)
+{
+    l->offset = round_up(plan->nbytes, grain);
+    if (__builtin_add_overflow(l->offset, l->nbytes, &plan->nbytes) ||
+        plan->nbytes > PY_SSIZE_T_MAX) {
+        PyErr_SetString(PyExc_ValueError, "PackPlan: the members together are larger than memory");
+        return -1;
+    }
+    return 0;
+}
+
 /* Lay out the next member behind the others; takes its axes from the pool. */
 static int add_member(hp_py_plan *plan, PyObject *pair, npy_intp **pool)
 {
@@ -73,13 +83,11 @@ static int add_member(hp_py_plan *plan, PyObject *pair, npy_intp **pool)
     const size_t item = plan->descr ? plan->item : (size_t)PyDataType_ELSIZE(descr);
     /* In a typed buffer a member is seen as elements of the buffer, whatever its own dtype. */
     const size_t natural = plan->descr ? plan->item : (size_t)PyDataType_ALIGNMENT(descr);
-    l->ndim = (int)PySequence_Size(shape);
-    if (l->ndim < 0 || take_shape(l, shape, *pool) < 0 || count_bytes(l, item) < 0)
+    l->ndim = (int)PyTuple_Size(shape);
+    if (take_shape(l, shape, *pool) < 0 || count_bytes(l, item) < 0)
         return -1;
     *pool += l->ndim;
-    l->offset = round_up(plan->nbytes, plan->align > natural ? plan->align : natural);
-    plan->nbytes = l->offset + l->nbytes;
-    return 0;
+    return place(plan, l, plan->align > natural ? plan->align : natural);
 }
 
 /* Total number of axes, or -1 with an error set. */
@@ -90,7 +98,8 @@ static Py_ssize_t count_axes(PyObject *layouts)
         PyObject *const pair = PyTuple_GetItem(layouts, i);
         PyObject *const shape =
             PyTuple_Check(pair) && PyTuple_Size(pair) == 2 ? PyTuple_GetItem(pair, 0) : NULL;
-        const Py_ssize_t ndim = shape ? PySequence_Size(shape) : -1;
+        /* A tuple: a list could grow between this count and the copy. */
+        const Py_ssize_t ndim = shape && PyTuple_Check(shape) ? PyTuple_Size(shape) : -1;
         if (ndim < 0 || ndim > HP_MAX_NDIM) {
             PyErr_Format(PyExc_TypeError, "PackPlan: layouts[%zd] is not (shape tuple, dtype)", i);
             return -1;

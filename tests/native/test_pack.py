@@ -226,8 +226,15 @@ def test_refused_plans():
         PackPlan([((2, -1), "f4")])
     with pytest.raises(ValueError, match="larger than memory"):
         PackPlan([((2**40, 2**40), "f4")])
+    # four times 2**62 bytes: zero, modulo the size of an address
+    with pytest.raises(ValueError, match="members together are larger than memory"):
+        PackPlan([((2**62,), "i1")] * 4, align=1)
+    with pytest.raises(ValueError, match="members together are larger than memory"):
+        PackPlan([((1,), "i1")] * 3, align=2**62)
     with pytest.raises(TypeError, match=r"layouts\[0\] is not \(shape tuple, dtype\)"):
         PackPlan([(2, "f4")])
+    with pytest.raises(TypeError, match=r"layouts\[0\] is not \(shape tuple, dtype\)"):
+        PackPlan([([2], "f4")])
     with pytest.raises(TypeError, match="layouts"):
         PackPlan(["f4"])
 

@@ -31,6 +31,11 @@ def _cut(data: Array, sizes: Sequence[int], allow_pickle: bool) -> list[Any]:
     return [_decoded(data[b : b + n], allow_pickle) for b, n in zip(begins, sizes, strict=True)]
 
 
+def _is_fake(group: Group) -> bool:
+    """Whether no data moves: then every peer is taken to pass the object that this rank passes."""
+    return group.backend == "fake"
+
+
 def _encoded_by_all(
     group: Group, verb: str, encode: Callable[[], list[Array]]
 ) -> tuple[list[Array], list[int]]:
@@ -43,6 +48,8 @@ def _encoded_by_all(
         error = refused
     mine = -1 if error is not None else sum(data.size for data in each)
     lengths = [int(n) for n in group.all_gather(np.array([mine]), sizes=(1,) * group.size)]
+    if _is_fake(group):
+        lengths = [mine] * group.size
     if error is not None:
         raise error
     if -1 in lengths:
@@ -60,7 +67,8 @@ def broadcast(group: Group, obj: Any, root: int, allow_pickle: bool) -> Any:
     except HpcparError as error:
         group.broadcast(_encoded((False, str(error)), False), root=root)
         raise
-    return _received(group.broadcast(payload, root=root), root, allow_pickle)
+    got = group.broadcast(payload, root=root)
+    return _received(payload if _is_fake(group) else got, root, allow_pickle)
 
 
 def _received(data: Array, root: int, allow_pickle: bool) -> Any:
@@ -75,13 +83,18 @@ def all_gather(group: Group, obj: Any, allow_pickle: bool) -> list[Any]:
     (data,), sizes = _encoded_by_all(
         group, "all_gather_object", lambda: [_encoded(obj, allow_pickle)]
     )
-    return _cut(group.all_gather(data, sizes=sizes), sizes, allow_pickle)
+    joined = group.all_gather(data, sizes=sizes)
+    if _is_fake(group):
+        return [obj] * group.size
+    return _cut(joined, sizes, allow_pickle)
 
 
 def gather(group: Group, obj: Any, root: int, allow_pickle: bool) -> list[Any] | None:
     """Return every rank's object on the root."""
     (data,), sizes = _encoded_by_all(group, "gather_object", lambda: [_encoded(obj, allow_pickle)])
     joined = group.gather(data, root=root, sizes=sizes)
+    if joined is not None and _is_fake(group):
+        return [obj] * group.size
     return None if joined is None else _cut(joined, sizes, allow_pickle)
 
 
@@ -103,6 +116,8 @@ def scatter(group: Group, objs: Sequence[Any] | None, root: int, allow_pickle: b
         raise
     marked = [np.concatenate([np.ones(1, np.uint8), data]) for data in each]
     mine = group.scatter(np.concatenate(marked), root=root, sizes=[m.size for m in marked])
+    if _is_fake(group):
+        mine = marked[root]
     return _scattered(mine, root, allow_pickle)
 
 
@@ -120,6 +135,8 @@ def all_to_all(group: Group, objs: Sequence[Any], allow_pickle: bool) -> list[An
     lengths = np.array([data.size for data in each])
     sizes = [int(n) for n in group.all_to_all(lengths, sizes=(1,) * group.size)]
     joined = group.all_to_all(np.concatenate(each), sizes=[int(n) for n in lengths])
+    if _is_fake(group):
+        return [objs[group.rank]] * group.size
     return _cut(joined, sizes, allow_pickle)
 
 

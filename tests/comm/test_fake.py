@@ -108,3 +108,15 @@ def test_places_are_checked(monkeypatch, text):
     monkeypatch.setenv("HPCPAR_FAKE", text)
     with pytest.raises(ArgumentError, match="HPCPAR_FAKE"):
         hp.init(backend="fake")
+
+
+def test_objects_are_those_of_this_rank(group):
+    obj = {"a": [1, "x"]}
+    assert group.all_gather_object(obj) == [obj] * 1000
+    assert group.gather_object(obj, root=7) == [obj] * 1000
+    assert group.gather_object(obj) is None
+    assert group.broadcast_object(obj, root=7) == obj
+    assert group.scatter_object(list(range(1000)), root=7) == 7
+    assert group.all_to_all_object(list(range(1000))) == [7] * 1000
+    with pytest.raises(UnsupportedError, match="no root sends"):
+        group.broadcast_object(root=0)

@@ -141,6 +141,7 @@ class Trainer:
         self.sampler = Sampler(len(corpus.train), config.batch, seed=config.seed)
         self.losses: list[float] = []
         self.validation: dict[int, float] = {}
+        self.skipped = False  # whether the last step was
 
     @property
     def step(self) -> int:
@@ -176,7 +177,9 @@ class Trainer:
     def _update(self, lr: float) -> None:
         """Move the parameters, the same on every rank; skip steps that overflowed."""
         grads = self.ddp.grads
-        if math.isfinite(clip_grad_norm(grads, self.config.clip or math.inf)):
+        norm = clip_grad_norm(grads, self.config.clip or math.inf)
+        self.skipped = not math.isfinite(norm)
+        if not self.skipped:
             self.optimizer.update(self.ddp.params, grads, self.optimizer_state, lr=lr)
 
     def validate(self) -> float:
@@ -303,6 +306,8 @@ class Job:
             waiting = trainer.ddp.stats().wait_seconds - waited
             tokens = config.batch * config.seq / seconds
             report.step(trainer.step, loss, tokens, waiting / seconds)
+            if trainer.skipped:
+                report.note(f"step {trainer.step} skipped: its gradients are not finite")
             if _due(trainer.step, config.val_every) and trainer.step < config.steps:
                 report.note(f"validation loss {trainer.validate():#.12g}")
             if _due(trainer.step, config.save_every):
@@ -321,7 +326,7 @@ class Job:
     def _leave_pictures(self) -> str:
         """Write sample and loss plot; on rank 0."""
         sample = self.trainer.sample(self.config.sample)
-        (self.config.out / "sample.txt").write_text(sample)
+        (self.config.out / "sample.txt").write_text(sample, encoding="utf-8")
         plot = self.config.out / "loss.png"
         drawn = plot_losses(plot, self.trainer.losses, self.trainer.validation)
         where = f"plot {plot}" if drawn else "no plot: matplotlib is not installed"

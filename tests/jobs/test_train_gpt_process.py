@@ -71,7 +71,8 @@ def test_leaves_losses_sample_plot_trace_and_checkpoint(tmp_path, text):
     assert (code, err) == (0, "")
     assert len(losses(shown)) == 7
     assert len(re.findall("^validation loss", shown, re.MULTILINE)) == 3
-    assert (out / "sample.txt").read_text() in shown
+    sample = (out / "sample.txt").read_text(encoding="utf-8")
+    assert "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in sample) in shown
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((out / "trace.json").read_text())["traceEvents"]
     assert checkpoint.load(out / "checkpoints").step == 7
@@ -153,3 +154,17 @@ def test_help_is_printed_once():
     code, out, err = run(["--help"], 2)
     assert (code, err) == (0, "")
     assert out.count("usage: train_gpt") == 1
+
+
+def test_steps_that_overflow_are_named_and_a_sample_never_breaks_the_output(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore::RuntimeWarning")
+    (tmp_path / "bytes").write_bytes(bytes(range(256)) * 4)
+    flags = "--optimizer sgd --lr 1e200 --clip 0 --steps 4"
+    paths = ["--text", tmp_path / "bytes", "--out", tmp_path / "out"]
+    code, out, err = run([*SMALL.split(), *flags.split(), *paths])
+    assert (code, err) == (0, "")
+    assert "step 4 skipped: its gradients are not finite" in out
+    assert out.isascii()
+    assert "?" in out.partition("--- sample")[2]
+    assert len((tmp_path / "out" / "sample.txt").read_text(encoding="utf-8")) == len("\ndef ") + 20

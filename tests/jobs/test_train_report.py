@@ -1,5 +1,6 @@
 """What the training job shows, and how it learns that it should stop."""
 
+import io
 import os
 import signal
 import sys
@@ -43,6 +44,24 @@ def test_a_bar_on_a_terminal(report, capsys, monkeypatch):
     shown = capsys.readouterr().out
     for text in ("[hello]", "4/10", "loss 2.5000", "1,234 tokens/s", "waiting 25%"):
         assert text in shown
+
+
+def test_a_bar_where_the_launcher_is_on_a_terminal(report, capsys, monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("HPCPAR_COLUMNS", "100")
+    bar = report.make_report(0, 0, 10)
+    assert isinstance(bar, report.Bar)
+    bar.step(4, 2.5, 1234.0, 0.25)
+    bar.close()
+    shown = capsys.readouterr().out
+    assert "\x1b[" in shown
+    assert "waiting 25%" in shown
+
+
+def test_no_text_can_move_the_cursor_or_fail_to_print(report, monkeypatch):
+    assert report.printable("a\tb\nc\x1b[2J\r") == "a\tb\nc\ufffd[2J\ufffd"
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert report.printable("d\u00e9") == "d?"
 
 
 def test_lines_where_rich_is_missing(report, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ __all__ = ["Group", "current_group"]
 
 #: The default group of this context; ranks that are threads each have their own.
 current_group: ContextVar[Group | None] = ContextVar("hpcpar_group", default=None)
+# What leaving each ``with group:`` of this context restores; threads may be in one group's at once.
+_outer: ContextVar[tuple[Group | None, ...]] = ContextVar("hpcpar_outer", default=())
 
 
 class Group:
@@ -50,7 +52,6 @@ class Group:
         self._home = home
         self._runner = None if backend is None else Runner(home, backend, self.ranks, name)
         self._uses = 1
-        self._tokens: list[Token[Group | None]] = []
 
     # -- who and where ---------------------------------------------------------------------
 
@@ -98,11 +99,14 @@ class Group:
         return f"<Group {self.name!r} rank {self.rank}/{self.size} {self.backend} {self.state}>"
 
     def __enter__(self) -> Group:
-        self._tokens.append(current_group.set(self))
+        _outer.set((*_outer.get(), current_group.get()))
+        current_group.set(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        current_group.reset(self._tokens.pop())
+        *rest, previous = _outer.get()
+        _outer.set(tuple(rest))
+        current_group.set(previous)
 
     def here(self, seq: int | None = None) -> str:
         """Return ``[rank r/n, group 'name', #seq]`` for messages."""
@@ -186,13 +190,17 @@ class Group:
     @contextmanager
     def without_deadline(self) -> Iterator[None]:
         """Suspend the default deadline for the calls in the block: they wait for long work."""
-        with self._member("without_deadline").keeping_time():
+        with self._member("without_deadline").without_deadline():
             yield
 
     @property
     def is_patient(self) -> bool:
         """Whether calls wait without a deadline now."""
         return self._runner is not None and self._runner.patient > 0
+
+    def keeps_own_time(self, seq: int) -> bool:
+        """Whether operation `seq` has a deadline of its own, so that no watchdog may end it."""
+        return self._runner is not None and seq in self._runner.own_time
 
     def raise_unclaimed(self) -> None:
         """Raise the error of an asynchronous operation that nobody waited for, if there is one."""

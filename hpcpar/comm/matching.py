@@ -37,7 +37,7 @@ class Matching:
     def take(self, op: Operation, messages: Sequence[_Envelope]) -> int | None:
         """Return the place of the message for `op`, which then leaves the line, or None."""
         found = self.find(op, messages)
-        if found is not None:
+        if found is not None and op in self._waiting:  # not if its deadline has just passed
             self._waiting.remove(op)
         return found
 

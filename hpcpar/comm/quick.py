@@ -53,14 +53,18 @@ class Quick:
         if not self._runner.settled(request):
             return
         if len(self._reductions) + len(self._others) >= _PLANS:
-            self._reductions.clear()
-            self._others.clear()
+            self.forget()
         if isinstance(request, AllReduce):
             self._learn_all_reduce(request)
         elif isinstance(request, ReduceScatter):
             self._learn_reduce_scatter(request)
         elif isinstance(request, AllGather):
             self._learn_all_gather(request)
+
+    def forget(self) -> None:
+        """Drop all plans: the next calls take the long way."""
+        self._reductions.clear()
+        self._others.clear()
 
     def _learn_all_reduce(self, request: AllReduce) -> None:
         leaf, reduction = request.leaves[0], request.reduction

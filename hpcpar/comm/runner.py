@@ -90,6 +90,8 @@ class Runner:
     quick : Quick
     patient : int
         While above 0 the default deadline is suspended.
+    own_time : set of int
+        Open operations that the default deadline does not concern, by sequence number.
     """
 
     def __init__(self, home: Home, backend: Backend, ranks: tuple[int, ...], name: str) -> None:
@@ -98,6 +100,7 @@ class Runner:
         self.state: Literal["ok", "failed", "closed"] = "ok"
         self.view = View(backend.rank, backend.size, home.memory)
         self.patient = 0
+        self.own_time: set[int] = set()
         self._ranks = ranks
         self._name = name
         self._slot = home.register(name, backend.rank, ranks)
@@ -163,22 +166,21 @@ class Runner:
                 request = make(self.view)
             if async_op:
                 return self._begin(request, timeout, limit, given)
-            with self.keeping_time(timeout is not None):
-                return self._finish(request, timeout, limit)
+            return self._finish(request, timeout, limit)
         finally:
             self.busy.release()
 
     @contextmanager
-    def keeping_time(self, own: bool = True) -> Iterator[None]:
-        """Let the calls of the block keep their own time: the group's deadline is suspended."""
-        self.patient += own
+    def without_deadline(self) -> Iterator[None]:
+        """Suspend the default deadline for the calls in the block."""
+        self.patient += 1
         try:
             yield
         finally:
-            self.patient -= own
+            self.patient -= 1
 
     def _finish(self, request: Request, timeout: float | None, limit: float | None) -> Any:
-        ticket, seq = self._open(request)
+        ticket, seq = self._open(request, timeout)
         status = 1
         try:
             with where.located(lambda: self.here(seq), self.home.last_operations):
@@ -190,15 +192,21 @@ class Runner:
             self.quick.learn(request)
             return result
         finally:
-            self.home.recorder.end(ticket, status)
+            self._close(ticket, seq, status)
 
-    def _open(self, request: Request) -> tuple[int, int]:
+    def _open(self, request: Request, timeout: float | None) -> tuple[int, int]:
         recorder, dtype = self.home.recorder, request.dtype
         seq = recorder.seq(self._slot)
         code, itemsize = (0, 1) if dtype is None else (dtype_code(dtype), dtype.itemsize)
         verb = record.verb_code(request.verb)
+        if timeout is not None or self.patient:
+            self.own_time.add(seq)
         ticket = recorder.begin(self._slot, verb, code, request.count, itemsize, request.root)
         return ticket, seq
+
+    def _close(self, ticket: int, seq: int, status: int) -> None:
+        self.home.recorder.end(ticket, status)
+        self.own_time.discard(seq)
 
     def _drive(self, request: Request, steps: Steps, deadline: float | None, polled: bool) -> Any:
         """Run the operations of a call on this thread."""
@@ -235,13 +243,13 @@ class Runner:
     ) -> Work:
         if request.collective:  # messages need no lane, and the others would not make it
             self.backend.prepare_lane(1)
-        ticket, seq = self._open(request)
+        ticket, seq = self._open(request, timeout)
         work = Work(request.verb, self.home.progress)
         release = self.home.locks.lock(given)
 
         def ended(work: Work, result: Any, error: BaseException | None) -> None:
             release()
-            self.home.recorder.end(ticket, int(error is not None))
+            self._close(ticket, seq, int(error is not None))
             if isinstance(error, HpcparError):
                 where.place(error, self.here(seq), self.home.last_operations())
             if error is not None:
@@ -309,10 +317,13 @@ class Runner:
             return False
         if request.compares or request.agreed_nbytes() >= _CHECKED_NBYTES:
             return True
-        if len(self._seen) > _SIGNATURES:
-            self._seen.clear()
         key = request.signature()
         times = self._seen.get(key, 0)
+        if times == 0 and len(self._seen) >= _SIGNATURES:
+            # A call that is new here is new on every rank, and on no rank takes the hot path: so
+            # all forget at the same call, and go on to compare alike.
+            self._seen.clear()
+            self.quick.forget()
         self._seen[key] = times + 1
         return times < _CHECKED_CALLS
 

@@ -45,15 +45,16 @@ class _Watch:
             text=f"{verb} #{entry.seq} of group {name!r}",
             seconds=(time.monotonic_ns() - entry.start_ns) / 1e9,
             ranks=tuple(needed),
-            limit=self._limit(ranks),
+            limit=self._limit(ranks, entry.seq),
             key=str(ranks),
             done=None if alone else self.done().get(str(ranks), 0) - 1,  # this one is not done
             all_needed=not (alone and entry.peer < 0),
         )
 
-    def _limit(self, ranks: tuple[int, ...]) -> float | None:
+    def _limit(self, ranks: tuple[int, ...], seq: int) -> float | None:
         group = self._home.groups.get(ranks)
-        return None if group is None or group.is_patient else self._home.settings.timeout
+        own = group is None or group.is_patient or group.keeps_own_time(seq)
+        return None if own else self._home.settings.timeout
 
     def begun(self) -> int:
         """Return how many operations this rank has begun."""

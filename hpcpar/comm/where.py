@@ -18,7 +18,7 @@ from ..errors import (
 
 __all__ = ["call_site", "located", "place"]
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _SENTENCE = re.compile(r"\.(?=\s+[A-Z])|\.$")
 #: Errors in whose story earlier operations have a part.
 _WITH_HISTORY = (CollectiveTimeout, GroupFailed, MismatchError, RankFailed)

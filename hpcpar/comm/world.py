@@ -7,11 +7,11 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError, LaunchError, MismatchError
+from ..errors import ArgumentError, GroupFailed, LaunchError, MismatchError, RankFailed
 from . import launch, watch
 from .backend import Backend
 from .bootstrap import Bootstrap, MpiBootstrap, load_mpi
@@ -20,12 +20,13 @@ from .group import Group, current_group
 from .layout import Memory, NoMemory
 from .progress import Progress
 from .runner import Home
-from .settings import Settings
-from .threads import Shared, ThreadsBackend
+from .settings import Settings, check_timeout
+from .threads import Shared, ThreadsBackend, start_ranks
 
 __all__ = ["as_group", "current", "init", "rank", "run_ranks", "shutdown", "size", "world"]
 
 _DRAIN_SECONDS = 30.0
+_TIMEOUT = "HPCPAR_TIMEOUT"
 
 
 @dataclass
@@ -141,9 +142,8 @@ def _fake_place(text: str) -> tuple[int, int]:
 def _alone(settings: Settings, backend: Backend) -> _World:
     """Return a world without peers to ask."""
     memory = NoMemory() if isinstance(backend, FakeBackend) else Memory()
-    settings_text = _environment_timeout(settings)
-    hosts = [_host()] * backend.size
-    home = Home(Progress(threaded=True), settings_text, memory, hosts)
+    agreed = _with_timeout(settings, os.environ.get(_TIMEOUT, ""))
+    home = Home(Progress(threaded=True), agreed, memory, [_host()] * backend.size)
     group = Group(home, backend, range(backend.size), "world")
     home.groups[group.ranks] = group
     return _World(group, settings, None)
@@ -166,9 +166,8 @@ def _agree(bootstrap: Bootstrap, settings: Settings) -> tuple[Settings, list[str
     """Compare arguments and versions over all ranks; settings of the environment are rank 0's."""
     from .._version import __version__
 
-    local = _environment_timeout(settings)
     mine = f"{settings.describe()} version={__version__}"
-    text = "\0".join((mine, repr(local.timeout), _host()))
+    text = "\0".join((mine, os.environ.get(_TIMEOUT, ""), _host()))
     rows = [data.decode().split("\0") for data in bootstrap.all_gather(text.encode())]
     for other, row in enumerate(rows):
         if row[0] != rows[0][0]:
@@ -176,20 +175,20 @@ def _agree(bootstrap: Bootstrap, settings: Settings) -> tuple[Settings, list[str
                 f"init: rank 0 has {rows[0][0]}, rank {other} has {row[0]} "
                 f"[rank {bootstrap.rank}/{bootstrap.size}]. Call init alike on all ranks."
             )
-    timeout = None if rows[0][1] == "None" else float(rows[0][1])
-    agreed = Settings(settings.backend, timeout, settings.check, settings.deterministic)
-    return agreed, [row[2] for row in rows]
+    return _with_timeout(settings, rows[0][1]), [row[2] for row in rows]
 
 
-def _environment_timeout(settings: Settings) -> Settings:
-    text = os.environ.get("HPCPAR_TIMEOUT")
-    if text is None or settings.timeout != 1800.0:
+def _with_timeout(settings: Settings, text: str) -> Settings:
+    """Put the text of HPCPAR_TIMEOUT in the place of the default; every rank judges rank 0's."""
+    if not text or settings.timeout != Settings.timeout:
         return settings
     try:
-        timeout = None if text == "none" else float(text)
+        timeout = None if text == "none" else check_timeout(float(text), "init", None)
     except ValueError:
-        raise LaunchError(f"init: HPCPAR_TIMEOUT={text!r} must be seconds or 'none'.") from None
-    return Settings(settings.backend, timeout, settings.check, settings.deterministic)
+        raise LaunchError(
+            f"init: {_TIMEOUT}={text!r} must be seconds above 0, or 'none'. Set or unset it."
+        ) from None
+    return replace(settings, timeout=timeout)
 
 
 def _host() -> str:
@@ -358,8 +357,6 @@ def run_ranks(
     >>> run_ranks(3, lambda group: group.all_reduce(group.rank))
     [3, 3, 3]
     """
-    from .threads import start_ranks
-
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
         raise ArgumentError(f"run_ranks: num_ranks {num_ranks!r} must be an integer >= 1.")
     settings = Settings("auto", timeout, check)  # type: ignore[arg-type]
@@ -383,8 +380,6 @@ def run_ranks(
 
 
 def _raise_first(errors: Sequence[BaseException | None]) -> None:
-    from ..errors import GroupFailed, RankFailed
-
     found = [(r, e) for r, e in enumerate(errors) if e is not None]
     causes = [(r, e) for r, e in found if not isinstance(e, (GroupFailed, RankFailed))]
     for place, error in causes or found:

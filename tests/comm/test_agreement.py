@@ -1,9 +1,12 @@
 """Ranks that disagree: one error on all ranks that names who has what; the group works on."""
 
+import os
+
 import numpy as np
 import pytest
 
 import hpcpar as hp
+from hpcpar.comm.where import call_site
 from hpcpar.errors import HpcparError, MismatchError
 
 pytestmark = pytest.mark.sizes(2, 3)
@@ -190,3 +193,12 @@ def test_long_calls_are_compared_to_their_end(ranks):
         assert group.all_reduce(1) == group.size
 
     ranks(body, check="full")
+
+
+def test_the_call_site_is_the_first_line_outside_the_package():
+    """A folder whose name only begins like the package's is outside."""
+    folder = os.path.dirname(hp.__file__)
+    for path in (f"{folder}_jobs/train.py", "/home/train.py"):
+        names = {"call_site": call_site}
+        exec(compile("\nfound = call_site()", path, "exec"), names)
+        assert names["found"] == "train.py:2"

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import hpcpar as hp
-from hpcpar.errors import ArgumentError, CollectiveTimeout, GroupFailed, RankFailed
+from hpcpar.comm.settings import Settings
+from hpcpar.comm.world import _with_timeout
+from hpcpar.errors import ArgumentError, CollectiveTimeout, GroupFailed, LaunchError, RankFailed
 
 # On MPI these leave calls open that never end; tests/faults has them as jobs of their own.
 pytestmark = pytest.mark.threads_only
@@ -99,3 +101,17 @@ def test_a_deadline_may_be_suspended(ranks):
 def test_the_default_is_checked(timeout):
     with pytest.raises(ArgumentError, match="init: timeout"):
         hp.init(timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("text", "default", "timeout"),
+    [("", 1800.0, 1800.0), ("90", 1800.0, 90.0), ("none", 1800.0, None), ("90", 5.0, 5.0)],
+)
+def test_the_environment_replaces_the_default(text, default, timeout):
+    assert _with_timeout(Settings(timeout=default), text).timeout == timeout
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "0", "nan"])
+def test_a_wrong_variable_is_named(text):
+    with pytest.raises(LaunchError, match=f"HPCPAR_TIMEOUT='{text}' must be seconds above 0"):
+        _with_timeout(Settings(), text)

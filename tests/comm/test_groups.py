@@ -166,6 +166,27 @@ def test_a_group_of_all_ranks_may_be_closed(ranks):
     ranks(body)
 
 
+def test_two_threads_may_be_in_one_group_at_once():
+    """Each has its own default group, in whatever order they leave."""
+    group, inside, second = hp.as_group(), threading.Event(), threading.Event()
+    found = []
+
+    def first():
+        with group:
+            inside.set()
+            second.wait(10)
+            found.append(hp.as_group() is group)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert inside.wait(10)
+    with group:
+        second.set()
+        thread.join(10)
+        assert hp.as_group() is group
+    assert found == [True]
+
+
 @pytest.mark.sizes(2, 3)
 def test_with_makes_a_group_the_default(ranks):
     def body(group):

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import hpcpar as hp
+from hpcpar.comm.backend import Arrived, Operation
+from hpcpar.comm.matching import Matching
 from hpcpar.errors import ArgumentError, CollectiveTimeout
 
 
@@ -235,3 +237,14 @@ def test_objects_travel(ranks):
         assert group.broadcast_object({"": 1} if group.rank else None, root=1) == {"": 1}
 
     ranks(body)
+
+
+def test_a_receive_at_its_deadline_may_still_take_its_message():
+    """A later receive has put it out of the line, and then its message comes."""
+    matching, late, next_one = Matching(), Operation("recv"), Operation("recv", tag=1)
+    late.deadline = time.monotonic() - 1
+    matching.post(late)
+    matching.post(next_one)
+    letters = [Arrived(0, 7, "", None), Arrived(0, 1, "", None)]
+    assert matching.take(late, letters) == 0
+    assert matching.take(next_one, letters[1:]) == 0

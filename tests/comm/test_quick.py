@@ -118,3 +118,22 @@ def test_every_call_is_recorded_on_both_paths(ranks):
         assert after[10:] == before[10:]  # the same traffic
 
     ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_what_was_learned_is_forgotten_on_all_ranks_together(ranks, monkeypatch):
+    """Also where some ranks took the hot path for a call, and others cannot."""
+    monkeypatch.setattr("hpcpar.comm.runner._SIGNATURES", 8)
+
+    def body(group):
+        def call():
+            out = np.zeros(5) if group.rank == 0 else np.zeros(10)[::2]
+            assert (group.all_reduce(np.ones(5), out=out) == group.size).all()
+
+        for _ in range(SETTLED):
+            call()
+        for length in range(6, 20):
+            assert (group.all_reduce(np.ones(length)) == group.size).all()
+            call()
+
+    ranks(body)

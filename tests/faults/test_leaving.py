@@ -328,3 +328,46 @@ def test_plain_python_is_a_world_of_one_without_mpi(tmp_path):
     )
     assert done.stdout == "0 1 [0 1 2]\n[]\n"
     assert done.stderr == ""
+
+
+def test_an_asynchronous_call_has_its_own_deadline_beside_the_groups(job):
+    result = job(
+        """
+        import time, hpcpar as hp
+        group = hp.init(timeout=1.0)
+        if group.rank == 1:
+            time.sleep(3)
+        print(group.all_reduce(1, async_op=True, timeout=20).wait(), flush=True)
+        with group.without_deadline():
+            work = group.all_reduce(1, async_op=True) if group.rank == 0 else None
+        if work is None:
+            time.sleep(3)
+            work = group.all_reduce(1, async_op=True)
+        work.wait()
+        """,
+        preamble="",
+    )
+    assert ended(result, 0)
+    assert re.findall(r"\d", result.out) == ["2", "2"]
+
+
+def test_more_ranks_than_cores_work_and_wait_cheaply(job):
+    result = job(
+        """
+        began = time.monotonic()
+        for _ in range(500):
+            group.all_reduce(np.ones(4, np.float32))
+        for _ in range(50):
+            group.barrier()
+        assert time.monotonic() - began < 10
+        before = time.process_time()
+        if group.rank == 0:
+            time.sleep(2)
+        group.barrier(timeout=20)
+        print(f"cpu {time.process_time() - before:.2f}", flush=True)
+        """,
+        4,
+    )
+    assert result.code == 0, result.err
+    assert len(used := [float(cpu) for cpu in re.findall(r"cpu (\d+\.\d+)", result.out)]) == 4
+    assert max(used) < 1.0

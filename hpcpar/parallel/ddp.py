@@ -141,7 +141,7 @@ class DDP:
             self._views.update(bucket.views(flat))
         self._window = _Window()
         self._syncing = True
-        self._open = False
+        self._open: Step | None = None
         self._steps, self._wait_seconds, self._step_seconds = 0, 0.0, 0.0
         if broadcast:
             self._broadcast()
@@ -174,6 +174,9 @@ class DDP:
         A block that ends with an exception completes its reductions, so that no rank hangs, and
         all ranks learn of it when they leave theirs. If the ranks are not even in the same
         call, or the exception is no `Exception` (Ctrl-C), the group is aborted.
+
+        The products ``w * g`` travel in the gradients' dtype: those of float16 must stay below
+        65504, or the result is inf.
         """
         if weight is not None and not 0 <= weight < math.inf:
             raise ArgumentError(f"ddp.step: weight {weight} must be a finite number >= 0.")
@@ -246,13 +249,13 @@ class Step:
 
     def __enter__(self) -> Step:
         ddp = self._ddp
-        if ddp._open:
+        if ddp._open is not None:
             raise ArgumentError("ddp.step: a step is open already. Leave its block first.")
         if any((self._weight is None) is not (w is None) for w in ddp._window.weights):
             raise ArgumentError(
                 f"ddp.step: weight {self._weight} must be given in all micro-steps or in none."
             )
-        ddp._open = True
+        ddp._open = self
         ddp.grads = {}
         ddp._window.weights.append(self._weight)
         self._began = time.perf_counter()
@@ -272,8 +275,8 @@ class Step:
         first = self._ddp._first_names.get(name)
         if first is None:
             return
-        if not self._ddp._open:
-            raise ArgumentError(f"ddp.step: gradient {name!r} was reported outside the block.")
+        if self._ddp._open is not self:
+            raise ArgumentError(f"ddp.step: gradient {name!r} was reported outside its block.")
         if first in self._ready:
             raise ArgumentError(
                 f"ddp.step: gradient {name!r} was reported twice in one step"
@@ -331,7 +334,7 @@ class Step:
         traceback: TracebackType | None,
     ) -> Literal[False]:
         ddp = self._ddp
-        ddp._open = False
+        ddp._open = None
         try:
             if exc is not None and not isinstance(exc, Exception):
                 self._abort(exc)

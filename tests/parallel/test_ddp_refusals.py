@@ -163,12 +163,26 @@ def test_a_gradient_outside_the_block_is_refused(ranks):
     def body(group):
         ddp = make(group)
         for step in (ddp.step(), ddp.step()):
-            with pytest.raises(ArgumentError, match="'a' was reported outside the block"):
+            with pytest.raises(ArgumentError, match="'a' was reported outside its block"):
                 report(step, "a")
             with step:
                 report(step, "abc")
-        with pytest.raises(ArgumentError, match="'a' was reported outside the block"):
+        with pytest.raises(ArgumentError, match="'a' was reported outside its block"):
             report(step, "a")
+        assert ddp.grads["a"].tolist() == [1.0, 1.0]
+
+    ranks(body)
+
+
+def test_the_hook_of_an_earlier_step_is_refused(ranks):
+    def body(group):
+        ddp = make(group)
+        with pytest.raises(KeyError), ddp.step() as failed:
+            raise KeyError("a sample")
+        with ddp.step() as step:
+            with pytest.raises(ArgumentError, match="'a' was reported outside its block"):
+                report(failed, "a")
+            report(step, "abc")
         assert ddp.grads["a"].tolist() == [1.0, 1.0]
 
     ranks(body)

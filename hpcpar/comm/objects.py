@@ -9,7 +9,7 @@ import numpy as np
 
 from .._arrays import Array
 from ..errors import ArgumentError, HpcparError, UnsupportedError
-from . import codec
+from . import codec, where
 from .sizes import starts
 
 if TYPE_CHECKING:
@@ -18,8 +18,19 @@ if TYPE_CHECKING:
 __all__ = ["all_gather", "all_to_all", "broadcast", "gather", "recv", "scatter", "send"]
 
 
-def _encoded(obj: Any, allow_pickle: bool) -> Array:
-    return np.frombuffer(codec.join(codec.encode(obj, allow_pickle=allow_pickle)), np.uint8)
+def _encoded(group: Group, verb: str, obj: Any, allow_pickle: bool, inside: str = "") -> Array:
+    try:
+        data = codec.join(codec.encode(obj, allow_pickle=allow_pickle))
+    except HpcparError as error:  # say which verb refuses it, and where
+        text = str(error).replace(f"encode: obj{inside}", "encode: obj", 1)
+        error.args = (text.replace("encode:", f"{verb}:", 1),)
+        where.place(error, group.here())
+        raise
+    return np.frombuffer(data, np.uint8)
+
+
+def _refused(verb: str, root: int, reason: str) -> UnsupportedError:
+    return UnsupportedError(f"{verb}: root {root} refused: {reason.removeprefix(f'{verb}: ')}")
 
 
 def _decoded(data: Array, allow_pickle: bool) -> Any:
@@ -63,9 +74,10 @@ def broadcast(group: Group, obj: Any, root: int, allow_pickle: bool) -> Any:
     if group.rank != root:
         return _received(group.broadcast(root=root), root, allow_pickle)
     try:
-        payload = _encoded((True, obj), allow_pickle)
+        payload = _encoded(group, "broadcast_object", (True, obj), allow_pickle, "[1]")
     except HpcparError as error:
-        group.broadcast(_encoded((False, str(error)), False), root=root)
+        note = _encoded(group, "broadcast_object", (False, str(error)), False)
+        group.broadcast(note, root=root)
         raise
     got = group.broadcast(payload, root=root)
     return _received(payload if _is_fake(group) else got, root, allow_pickle)
@@ -74,14 +86,15 @@ def broadcast(group: Group, obj: Any, root: int, allow_pickle: bool) -> Any:
 def _received(data: Array, root: int, allow_pickle: bool) -> Any:
     fine, value = _decoded(data, allow_pickle)
     if not fine:
-        raise UnsupportedError(f"broadcast_object: root {root} refused: {value}")
+        raise _refused("broadcast_object", root, value)
     return value
 
 
 def all_gather(group: Group, obj: Any, allow_pickle: bool) -> list[Any]:
     """Return every rank's object."""
+    verb = "all_gather_object"
     (data,), sizes = _encoded_by_all(
-        group, "all_gather_object", lambda: [_encoded(obj, allow_pickle)]
+        group, verb, lambda: [_encoded(group, verb, obj, allow_pickle)]
     )
     joined = group.all_gather(data, sizes=sizes)
     if _is_fake(group):
@@ -91,7 +104,10 @@ def all_gather(group: Group, obj: Any, allow_pickle: bool) -> list[Any]:
 
 def gather(group: Group, obj: Any, root: int, allow_pickle: bool) -> list[Any] | None:
     """Return every rank's object on the root."""
-    (data,), sizes = _encoded_by_all(group, "gather_object", lambda: [_encoded(obj, allow_pickle)])
+    verb = "gather_object"
+    (data,), sizes = _encoded_by_all(
+        group, verb, lambda: [_encoded(group, verb, obj, allow_pickle)]
+    )
     joined = group.gather(data, root=root, sizes=sizes)
     if joined is not None and _is_fake(group):
         return [obj] * group.size
@@ -101,7 +117,7 @@ def gather(group: Group, obj: Any, root: int, allow_pickle: bool) -> list[Any] |
 def _each(group: Group, objs: Any, verb: str, allow_pickle: bool) -> list[Array]:
     if not isinstance(objs, Sequence) or len(objs) != group.size:
         raise ArgumentError(f"{verb}: objs must be a sequence of {group.size}, one per rank.")
-    return [_encoded(obj, allow_pickle) for obj in objs]
+    return [_encoded(group, verb, obj, allow_pickle) for obj in objs]
 
 
 def scatter(group: Group, objs: Sequence[Any] | None, root: int, allow_pickle: bool) -> Any:
@@ -111,7 +127,9 @@ def scatter(group: Group, objs: Sequence[Any] | None, root: int, allow_pickle: b
     try:
         each = _each(group, objs, "scatter_object", allow_pickle)
     except HpcparError as error:
-        note = np.concatenate([np.zeros(1, np.uint8), _encoded(str(error), False)])
+        note = np.concatenate(
+            [np.zeros(1, np.uint8), _encoded(group, "scatter_object", str(error), False)]
+        )
         group.scatter(np.tile(note, group.size), root=root, sizes=[note.size] * group.size)
         raise
     marked = [np.concatenate([np.ones(1, np.uint8), data]) for data in each]
@@ -124,7 +142,7 @@ def scatter(group: Group, objs: Sequence[Any] | None, root: int, allow_pickle: b
 def _scattered(data: Array, root: int, allow_pickle: bool) -> Any:
     value = _decoded(data[1:].copy(), allow_pickle)
     if not data[0]:
-        raise UnsupportedError(f"scatter_object: root {root} refused: {value}")
+        raise _refused("scatter_object", root, value)
     return value
 
 
@@ -142,7 +160,7 @@ def all_to_all(group: Group, objs: Sequence[Any], allow_pickle: bool) -> list[An
 
 def send(group: Group, obj: Any, dst: int, tag: int, allow_pickle: bool) -> None:
     """Send an object to one rank."""
-    group.send(_encoded(obj, allow_pickle), dst, tag=tag)
+    group.send(_encoded(group, "send_object", obj, allow_pickle), dst, tag=tag)
 
 
 def recv(group: Group, src: int | None, tag: int | None, allow_pickle: bool) -> Any:

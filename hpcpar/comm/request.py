@@ -81,6 +81,7 @@ class Request(ABC):
             reason = header.field("refused")
             if reason is not None:
                 who = "root" if rank == self.root else "rank"
+                reason = reason.removeprefix(f"{self.verb}: ").removesuffix(".")
                 return f"{self.verb}: {who} {rank} refused: {reason}"
         return None
 

@@ -145,9 +145,12 @@ def test_layout_and_byte_order_need_not_agree(ranks):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda g, x: g.broadcast(x), "broadcast: root 0 refused: broadcast: x is None"),
-        (lambda g, x: g.scatter(x), "scatter: root 0 refused: scatter: x is None"),
-        (lambda g, x: g.scatter(np.ones(4), sizes=[1]), "scatter: root 0 refused: scatter: sizes"),
+        (
+            lambda g, x: g.broadcast(x),
+            "broadcast: root 0 refused: x is None on rank 0, which is the root \\[",
+        ),
+        (lambda g, x: g.scatter(x), "scatter: root 0 refused: x is None"),
+        (lambda g, x: g.scatter(np.ones(4), sizes=[1]), "scatter: root 0 refused: sizes"),
         (lambda g, x: g.broadcast(np.array([None])), "broadcast: root 0 refused: .*dtype object"),
     ],
 )

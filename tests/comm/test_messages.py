@@ -8,7 +8,7 @@ import pytest
 import hpcpar as hp
 from hpcpar.comm.backend import Arrived, Operation
 from hpcpar.comm.matching import Matching
-from hpcpar.errors import ArgumentError, CollectiveTimeout
+from hpcpar.errors import ArgumentError, CollectiveTimeout, UnsupportedError
 
 
 def neighbours(group):
@@ -235,6 +235,29 @@ def test_objects_travel(ranks):
         else:
             assert group.recv_object(0, tag=2)["x"][1] == "text"
         assert group.broadcast_object({"": 1} if group.rank else None, root=1) == {"": 1}
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_what_cannot_travel_is_named_on_every_rank(ranks):
+    def body(group):
+        bad = [0, object()] if group.rank == 0 else [0]
+        each = [bad] * group.size
+        for verb, call in {
+            "broadcast_object": lambda: group.broadcast_object(bad),
+            "scatter_object": lambda: group.scatter_object(each),
+            "all_gather_object": lambda: group.all_gather_object(bad),
+            "gather_object": lambda: group.gather_object(bad),
+            "all_to_all_object": lambda: group.all_to_all_object(each),
+        }.items():
+            own = rf"obj\[1\] is a builtins.object.*\[rank 0/{group.size}, group "
+            told = (
+                rf"(root 0 refused: {own}|the object of rank 0 cannot be sent \[rank {group.rank}/)"
+            )
+            with pytest.raises(UnsupportedError, match=f"^{verb}: {told if group.rank else own}"):
+                call()
+        assert group.all_gather_object(group.rank) == list(range(group.size))
 
     ranks(body)
 

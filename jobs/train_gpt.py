@@ -16,6 +16,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when NumPy is imported
 
 import argparse
+import hashlib
 import itertools
 import math
 import sys
@@ -139,6 +140,8 @@ class Trainer:
             floor=config.lr / 10 if config.decay else config.lr,
         )
         self.sampler = Sampler(len(corpus.train), config.batch, seed=config.seed)
+        text = corpus.train.data.tobytes() + corpus.validation.data.tobytes()
+        self.text = hashlib.sha256(text).hexdigest()
         self.losses: list[float] = []
         self.validation: dict[int, float] = {}
         self.skipped = False  # whether the last step was
@@ -216,7 +219,7 @@ class Trainer:
         state = {
             f"{part}.{name}": v for part, values in parts.items() for name, v in values.items()
         }
-        return state | {"losses": np.array(self.losses)}
+        return state | {"losses": np.array(self.losses), "text": self.text}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, on any number of ranks."""
@@ -227,6 +230,11 @@ class Trainer:
                     f"--{name} {mine} differs from the checkpoint's {saved}; give that, or "
                     "another --out to start anew"
                 )
+        if self.text != state["text"]:
+            raise ArgumentError(
+                "--text differs from what the checkpoint was trained on; give that, or another "
+                "--out to start anew"
+            )
         self.sampler.load_state_dict(_part(state, "sampler"))
         self.losses = state["losses"].tolist()
         self.validation = {int(step): v for step, v in _part(state, "validation").items()}
@@ -261,8 +269,10 @@ class Job:
         corpus = TextCorpus(text, seq=config.seq)
         self.trainer = Trainer(config, corpus, group)
         self.checkpoints: Path = config.out / "checkpoints"
+        self.saved = -1  # the step of the newest checkpoint
         if config.resume:
             self.trainer.load_state_dict(checkpoint.load(self.checkpoints, group=group).state)
+            self.saved = self.trainer.step
         else:
             hp.on_root(self._put_aside, group=group)
             self.save()  # finds out now whether it can
@@ -273,10 +283,12 @@ class Job:
             names = (self.checkpoints.with_suffix(f".{n}") for n in itertools.count(1))
             self.checkpoints.rename(next(path for path in names if not path.exists()))
 
-    def save(self) -> Path:
-        """Write a checkpoint; the one before is kept as well."""
+    def save(self) -> None:
+        """Write a checkpoint, unless this step has one; the one before is kept as well."""
         state, step = self.trainer.state_dict(), self.trainer.step
-        return checkpoint.save(self.checkpoints, state, step=step, keep=2, group=self.group)
+        if step != self.saved:
+            checkpoint.save(self.checkpoints, state, step=step, keep=2, group=self.group)
+            self.saved = step
 
     def run(self, stop: Stop) -> None:
         """Train to the end, or until any rank wants to stop; then leave all results."""
@@ -317,11 +329,12 @@ class Job:
 
     def _finish(self, report: Report) -> None:
         trainer, out = self.trainer, self.config.out
-        saved = self.save()
+        self.save()
         report.note(f"validation loss {trainer.validate():#.12g}")
         report.note(hp.on_root(self._leave_pictures, group=self.group))
         debug.trace(out / "trace.json", group=self.group)
-        report.note(f"checkpoint {saved}\ntrace {out / 'trace.json'}, for ui.perfetto.dev")
+        report.note(f"checkpoint {checkpoint.latest(self.checkpoints)}")
+        report.note(f"trace {out / 'trace.json'}, for ui.perfetto.dev")
 
     def _leave_pictures(self) -> str:
         """Write sample and loss plot; on rank 0."""

@@ -175,3 +175,12 @@ def test_another_model_does_not_take_the_checkpoint(train_gpt, config):
     other = train_gpt.parse([*CONFIGS["sgd"].split(), "--hidden", "32"])
     with pytest.raises(ValueError, match="--hidden 32 differs from the checkpoint's 16"):
         train_gpt.Trainer(other, corpus(), hp.as_group()).load_state_dict(state)
+
+
+def test_another_text_does_not_take_the_checkpoint(train_gpt, config):
+    import hpcpar as hp
+
+    state = train_gpt.Trainer(config, corpus(), hp.as_group()).state_dict()
+    other = TextCorpus(TEXT[:-1] + b"?", seq=8)
+    with pytest.raises(ValueError, match="--text differs from what the checkpoint was trained on"):
+        train_gpt.Trainer(config, other, hp.as_group()).load_state_dict(state)

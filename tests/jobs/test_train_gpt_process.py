@@ -168,3 +168,13 @@ def test_steps_that_overflow_are_named_and_a_sample_never_breaks_the_output(tmp_
     assert out.isascii()
     assert "?" in out.partition("--- sample")[2]
     assert len((tmp_path / "out" / "sample.txt").read_text(encoding="utf-8")) == len("\ndef ") + 20
+
+
+def test_no_step_is_saved_twice(tmp_path, text):
+    arguments = [*SMALL.split(), "--text", text, "--out", tmp_path, "--steps", 4, "--save-every", 2]
+    for more in ([], ["--resume"]):
+        code, shown, err = run([*arguments, *more])
+        assert (code, err) == (0, "")
+        assert f"checkpoint {tmp_path / 'checkpoints' / 'step_00000004'}\n" in shown
+        kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+        assert kept == ["step_00000002", "step_00000004"]

@@ -201,10 +201,11 @@ def read_text(path: str | PathLike[str] | None = None) -> bytes:
 
 def _library_files() -> list[Path]:
     """Return the modules that every installation has: not what was added, not the tests."""
-    root = Path(os.__file__).parent
-    found = (file.relative_to(root) for file in root.rglob("*.py"))
-    own = (file for file in found if _NOT_LIBRARY.isdisjoint(file.parts))
-    return [root / file for file in sorted(own, key=lambda file: file.parts)]
+    found: list[Path] = []
+    for folder, subfolders, names in os.walk(Path(os.__file__).parent):
+        subfolders[:] = set(subfolders) - _NOT_LIBRARY  # not even looked into: they may be huge
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(found, key=lambda file: file.parts)
 
 
 def _files(path: Path) -> list[Path]:

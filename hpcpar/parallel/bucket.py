@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 from .._arrays import Array
 from ..errors import ArgumentError
 
-__all__ = ["BUCKET_NBYTES", "FIRST_BUCKET_NBYTES", "Bucket", "plan_buckets", "plan_digest"]
+__all__ = ["BUCKET_NBYTES", "FIRST_BUCKET_NBYTES", "Bucket", "plan_buckets"]
 
 #: The first bucket is small, so that the first reduction starts early in the backward pass.
 FIRST_BUCKET_NBYTES = 2**20
@@ -131,12 +130,3 @@ def plan_buckets(
 
 def _bucket(layouts: Layouts, dtype: np.dtype[Any], names: list[str]) -> Bucket:
     return Bucket(dtype, tuple(names), tuple(tuple(layouts[name][0]) for name in names))
-
-
-def plan_digest(plan: tuple[Bucket, ...]) -> bytes:
-    """Return 32 bytes that are equal on two ranks only if their plans are.
-
-    The digest covers names, shapes, dtypes and their order, and thereby the caps' effect.
-    """
-    text = repr([(bucket.dtype.name, bucket.names, bucket.shapes) for bucket in plan])
-    return hashlib.blake2b(text.encode(), digest_size=32).digest()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpcpar.errors import ArgumentError
 from hpcpar.parallel import bucket as module
-from hpcpar.parallel.bucket import plan_buckets, plan_digest
+from hpcpar.parallel.bucket import plan_buckets
 
 F4 = np.dtype("float32")
 F8 = np.dtype("float64")
@@ -92,20 +92,6 @@ def test_no_parameters_no_buckets():
 def test_refuses_caps_below_one_byte(caps):
     with pytest.raises(ArgumentError, match=f"{next(iter(caps))} .* at least 1 byte"):
         plan_buckets({}, **caps)
-
-
-def test_digest_sees_names_shapes_dtypes_order_and_caps():
-    base = {"a": ((2, 3), F4), "b": ((6,), F4)}
-    others = [
-        {"a": ((2, 3), F4), "c": ((6,), F4)},
-        {"a": ((3, 2), F4), "b": ((6,), F4)},
-        {"a": ((2, 3), F8), "b": ((6,), F8)},
-        {"b": ((6,), F4), "a": ((2, 3), F4)},
-    ]
-    digests = {plan_digest(plan_buckets(layouts)) for layouts in [base, dict(base), *others]}
-    digests.add(plan_digest(plan_buckets(base, first_cap=1)))
-    assert len(digests) == 6
-    assert {len(digest) for digest in digests} == {32}
 
 
 @settings(derandomize=True, database=None, deadline=None)

@@ -1,9 +1,13 @@
 """hpcpar: MPI-style communication and parallel training for NumPy and CuPy arrays.
 
-``import hpcpar as hp; hp.init(); hp.all_reduce(x)``. Importing starts no MPI.
+``import hpcpar as hp; hp.init(); hp.all_reduce(x)``. Importing starts no MPI. Rooms that a program
+may not need are loaded when they are first named: thousands of ranks import at once.
 """
 
-from . import checkpoint, data, debug, errors, nn, optim, random
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from . import errors
 from ._version import __version__
 from .comm.group import Group
 from .comm.message_requests import Message
@@ -34,7 +38,10 @@ from .comm.verbs import (
 )
 from .comm.work import Work
 from .comm.world import as_group, init, rank, shutdown, size, world
-from .parallel.ddp import DDP
+
+if _TYPE_CHECKING:
+    from . import checkpoint, data, debug, nn, optim, random
+    from .parallel.ddp import DDP
 
 __all__ = [
     "DDP",
@@ -82,3 +89,25 @@ __all__ = [
     "size",
     "world",
 ]
+
+_ROOMS = {
+    "DDP": ".parallel.ddp",
+    "checkpoint": ".checkpoint",
+    "data": ".data",
+    "debug": ".debug",
+    "nn": ".nn",
+    "optim": ".optim",
+    "random": ".random",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'hpcpar' has no attribute {name!r}")
+    room = _import_module(_ROOMS[name], __name__)
+    found = globals()[name] = getattr(room, name, room)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

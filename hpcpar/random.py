@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from . import _core
+from ._core import philox_fill
 from .errors import ArgumentError, UnsupportedError
 
 __all__ = ["Key", "bits", "normal", "uniform"]
@@ -211,5 +211,5 @@ def _draw(
     if start < 0 or start + math.prod(axes) > _WORD:
         raise ArgumentError(f"{kind}: start is {start}, needs indices 0 <= i < 2**64.")
     out = np.empty(axes, kept)
-    _core.philox_fill(out, kind, key.seed, key.stream, start % _WORD)
+    philox_fill(out, kind, key.seed, key.stream, start % _WORD)
     return out

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import _core
+from .._core import cpu_features
 from .._version import __version__
 from ..comm.bootstrap import library_name
 
@@ -30,7 +30,7 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 2),
-        "simd": _core.cpu_features(),
+        "simd": cpu_features(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
     }
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import _core
 from .._arrays import Array
+from .._core import PackPlan
 from ..comm.world import as_group
 from ..errors import ArgumentError
 from ..nn import GPT
@@ -104,7 +104,7 @@ def run(options: Options, progress: Callable[[str], None] | None = None) -> Row:
 
 
 def _measure(arrays: Sequence[Array], unpack: bool, options: Options) -> Row:
-    plan = _core.PackPlan([(a.shape, a.dtype) for a in arrays])
+    plan = PackPlan([(a.shape, a.dtype) for a in arrays])
     flat = placed(plan.nbytes, np.dtype(np.uint8))
     other = placed(plan.nbytes, flat.dtype, TARGET)
     targets = [_placed(a * 0) for a in arrays]

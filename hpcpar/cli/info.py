@@ -7,7 +7,6 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
@@ -112,7 +111,7 @@ def _collect() -> tuple[int, dict[str, Facts]]:
 def _join() -> tuple[Bootstrap, Facts]:
     """Join the job if there is one; a launch that cannot work is shown, not raised."""
     try:
-        launch: Facts = asdict(detect(os.environ))
+        launch: Facts = detect(os.environ)._asdict()
         if not is_launched(os.environ):
             check_world(os.environ, 1)
             return SelfBootstrap(), launch

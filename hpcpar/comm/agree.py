@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,8 +49,10 @@ class Header:
         cls, agreed: Sequence[str], local: Sequence[str], length: int, weight: float, seq: int
     ) -> Header:
         """Build the header of a call from its agreed and local "field=value" texts."""
+        from hashlib import blake2b  # loads OpenSSL: not for programs that never compare
+
         same = _SEP.join(agreed)
-        digest = hashlib.blake2b(same.encode(), digest_size=16).digest()
+        digest = blake2b(same.encode(), digest_size=16).digest()
         text = _SEP.join((same, *local))
         return cls(digest, length, weight, seq, text, len(text.encode()))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import _core
+from .._core import Recorder
 from ..errors import ArgumentError
 from . import objects, where
 from .backend import Backend
@@ -56,7 +56,7 @@ class Group:
     # -- who and where ---------------------------------------------------------------------
 
     @property
-    def recorder(self) -> _core.Recorder:
+    def recorder(self) -> Recorder:
         """The record of every operation of this rank."""
         return self._home.recorder
 

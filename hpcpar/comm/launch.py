@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import ArgumentError, LaunchError
 
@@ -26,8 +26,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """What the environment says about the start of this process.
 
     Attributes
@@ -53,8 +52,7 @@ class Launch:
     hint: str = ""
 
 
-@dataclass(frozen=True)
-class _Family:
+class _Family(NamedTuple):
     """The variables of one launcher; `proof` must all be set before they are believed."""
 
     launcher: str

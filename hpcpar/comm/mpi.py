@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import _core
 from .._arrays import Array, dtype_name
+from .._core import plain_pair, reduce
 from .backend import Backend, Direct, Operation
 from .bootstrap import load_mpi
 from .mpi_direct import direct_call
@@ -342,16 +342,16 @@ class MpiBackend(Backend):
         if op.factors is None:
             return op.send
         scaled = np.empty_like(op.send)
-        _core.reduce(scaled, [op.send], "sum", [op.factors[self.rank]], None)
+        reduce(scaled, [op.send], "sum", [op.factors[self.rank]], None)
         return scaled
 
     def _divide(self, op: Operation) -> None:
         if op.divisor is not None and op.recv is not None:
-            _core.reduce(op.recv, [op.recv], "sum", None, op.divisor)
+            reduce(op.recv, [op.recv], "sum", None, op.divisor)
 
 
 def _same_start(a: Array, b: Array) -> bool:
-    return _core.plain_pair(a, b) == 2
+    return plain_pair(a, b) == 2
 
 
 _Stage = Callable[[MpiBackend, Operation, bool], Stages]

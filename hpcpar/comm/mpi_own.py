@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from .. import _core
 from .._arrays import Array
+from .._core import reduce
 from .backend import Operation
 from .mpi_running import Stages
 from .sizes import uneven
@@ -52,7 +52,7 @@ def _all_reduce(backend: Carrier, op: Operation) -> Stages:
     parts = _parts_of(backend, op, sizes)
     yield from _collect(backend, op, parts, sizes)
     mine = np.empty(sizes[backend.rank], op.recv.dtype)
-    _core.reduce(mine, list(parts), op.op, op.factors, op.divisor)
+    reduce(mine, list(parts), op.op, op.factors, op.divisor)
     blocks = [block.view(np.uint8) for block in backend.cut(op.recv, sizes)]
     yield from backend.pairwise(op, [mine.view(np.uint8)] * backend.size, blocks)
 
@@ -63,7 +63,7 @@ def _reduce(backend: Carrier, op: Operation) -> Stages:
     parts = _parts_of(backend, op, sizes)
     yield from _collect(backend, op, parts, sizes)
     mine = np.empty(sizes[backend.rank], op.send.dtype)
-    _core.reduce(mine, list(parts), op.op, op.factors, op.divisor)
+    reduce(mine, list(parts), op.op, op.factors, op.divisor)
     sends = [mine.view(np.uint8) if r == op.root else None for r in range(backend.size)]
     blocks = None
     if op.recv is not None:
@@ -75,7 +75,7 @@ def _reduce_scatter(backend: Carrier, op: Operation) -> Stages:
     assert op.recv is not None
     parts = _parts_of(backend, op, op.send_counts)
     yield from _collect(backend, op, parts, op.send_counts)
-    _core.reduce(op.recv, list(parts), op.op, op.factors, op.divisor)
+    reduce(op.recv, list(parts), op.op, op.factors, op.divisor)
 
 
 def _scan(backend: Carrier, op: Operation) -> Stages:
@@ -90,7 +90,7 @@ def _scan(backend: Carrier, op: Operation) -> Stages:
     yield from backend.pairwise(op, sends, receives)
     if len(rows):
         factors = None if op.factors is None else op.factors[: len(rows)]
-        _core.reduce(op.recv, list(rows), op.op, factors, op.divisor)
+        reduce(op.recv, list(rows), op.op, factors, op.divisor)
 
 
 #: The stages of each verb that reduces.

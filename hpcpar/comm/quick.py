@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .. import _core
 from .._arrays import Array, dtype_code
+from .._core import plain_pair, reduce
 from . import record
 from .backend import Operation
 from .layout import rows_before
@@ -68,7 +68,7 @@ class Quick:
 
     def _learn_all_reduce(self, request: AllReduce) -> None:
         leaf, reduction = request.leaves[0], request.reduction
-        plain = leaf.out is not None and _core.plain_pair(leaf.array, leaf.out)
+        plain = leaf.out is not None and plain_pair(leaf.array, leaf.out)
         if request.structure is not None or request.weighted or not plain:
             return
         array = leaf.array
@@ -108,7 +108,7 @@ class Quick:
         self, key: Hashable, operand: Operand, axis: int, operation: Operation
     ) -> None:
         array, out = operand.array, operand.out
-        if out is None or _core.plain_pair(array, out, False) != 1:
+        if out is None or plain_pair(array, out, False) != 1:
             return
         direct = self._runner.backend.direct(operation)
         if direct is not None and rows_before(array.shape, axis) == 1:
@@ -128,7 +128,6 @@ def _bind_all_reduce(runner: Runner, slot: int, plans: _Plans) -> Callable[[Any,
     recorder, verb = runner.home.recorder, record.verb_code("all_reduce")
     begin, done, end = recorder.begin, recorder.done, recorder.end
     acquire, release = runner.busy.acquire, runner.busy.release
-    plain_pair, reduce = _core.plain_pair, _core.reduce
 
     def run(x: Any, op: Any, out: Any) -> bool:
         pair = plain_pair(x, out)
@@ -162,7 +161,7 @@ def _bind_other(runner: Runner, slot: int, plans: _Plans) -> Callable[[Hashable,
     recorder = runner.home.recorder
 
     def run(key: Hashable, x: Array, out: Array) -> bool:
-        if _core.plain_pair(x, out, False) != 1 or runner.noisy:
+        if plain_pair(x, out, False) != 1 or runner.noisy:
             return False
         try:
             plan = plans[key, x.dtype, x.shape, out.shape]

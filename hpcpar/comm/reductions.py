@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _core
+from .._core import reducible
 from ..errors import ArgumentError, UnsupportedError
 
 __all__ = ["OPS", "PremulSum", "Reduction", "neutral", "parse", "premul_sum"]
@@ -91,7 +91,7 @@ def parse(op: Any, verb: str) -> Reduction:
 
 def check_dtype(dtype: np.dtype[Any], reduction: Reduction, verb: str) -> None:
     """Raise UnsupportedError where the dtype x op table has no entry."""
-    if not _core.reducible(dtype, reduction.name):
+    if not reducible(dtype, reduction.name):
         raise UnsupportedError(
             f"{verb}: op {reduction.name!r} has no meaning for dtype {dtype.name}; "
             "the dtype x op table of the guide lists what has. Convert x first."

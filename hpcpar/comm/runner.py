@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .. import _core
 from .._arrays import dtype_code
+from .._core import Recorder
 from ..errors import ArgumentError, CollectiveTimeout, GroupFailed, HpcparError
 from . import record, where
 from .agree import Header, disagreement, mismatch
@@ -36,7 +36,7 @@ class Home:
 
     Attributes
     ----------
-    recorder : _core.Recorder
+    recorder : Recorder
     progress : Progress
     settings : Settings
     memory : Memory
@@ -52,7 +52,7 @@ class Home:
     def __init__(
         self, progress: Progress, settings: Settings, memory: Memory, hosts: Sequence[str]
     ) -> None:
-        self.recorder = _core.Recorder()
+        self.recorder = Recorder()
         self.locks = ArrayLocks()
         self.progress = progress
         self.settings = settings

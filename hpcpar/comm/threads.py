@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import _core
 from .._arrays import Array
+from .._core import reduce
 from ..errors import GroupFailed, RankFailed
 from .backend import Arrived, Backend, Operation
 from .matching import Matching
@@ -273,7 +273,7 @@ def _sources(posts: _Posts, count: int) -> list[Array]:
 def _reduced(op: Operation, sources: list[Array]) -> Array:
     out = np.empty_like(sources[0])
     factors = None if op.factors is None else op.factors[: len(sources)]
-    _core.reduce(out, sources, op.op, factors, op.divisor)
+    reduce(out, sources, op.op, factors, op.divisor)
     return out
 
 

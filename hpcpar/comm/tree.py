@@ -5,7 +5,6 @@ A verb flattens a tree, packs the leaves into one operation and gives the same s
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -73,7 +72,9 @@ class Structure:
     def _digest(self) -> bytes:
         name = "" if self.kind is None else self.kind.__name__
         text = repr((name, self.keys, [child._digest for child in self.children]))
-        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        from hashlib import blake2b  # loads OpenSSL: not for programs that never compare
+
+        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 _LEAF = Structure(None)

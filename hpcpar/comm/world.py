@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, GroupFailed, LaunchError, MismatchError, RankFailed
-from . import launch, watch
+from . import launch
 from .backend import Backend
-from .bootstrap import Bootstrap, MpiBootstrap, load_mpi
 from .fake import FakeBackend
 from .group import Group, current_group
 from .layout import Memory, NoMemory
@@ -22,6 +20,9 @@ from .progress import Progress
 from .runner import Home
 from .settings import Settings, check_timeout
 from .threads import Shared, ThreadsBackend, start_ranks
+
+if TYPE_CHECKING:
+    from .bootstrap import Bootstrap
 
 __all__ = ["as_group", "current", "init", "rank", "run_ranks", "shutdown", "size", "world"]
 
@@ -48,6 +49,13 @@ class _Place:
 
     def __init__(self, world: _World | None = None) -> None:
         self.world = world
+        self._alone: Group | None = None
+
+    def group_of_one(self) -> Group:
+        """Return the group for libraries in a program that started nothing, always the same."""
+        if self._alone is None:
+            self._alone = _alone(Settings(), ThreadsBackend(Shared(1), (0,), 0)).group
+        return self._alone
 
 
 # The default is one object that all contexts of the process share, so that threads which the user
@@ -124,11 +132,19 @@ def _start(settings: Settings, comm: Any) -> _World:
     if comm is None and settings.backend != "mpi" and threads:
         launch.check_world(env, 1)
         return _alone(settings, ThreadsBackend(Shared(1), (0,), 0))
+    from . import watch  # with the guard and what it needs: only jobs of several ranks do
+    from .bootstrap import load_mpi
+
     mpi = load_mpi()
     launch.check_world(env, mpi.COMM_WORLD.Get_size(), mpi.get_vendor()[0])
     world = _on_mpi(settings, comm if comm is not None else mpi.COMM_WORLD)
     world.given = comm
     world.close.insert(0, watch.install_guard(world.group))
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        logging.getLogger("hpcpar").warning(
+            "MPI runs below MPI_THREAD_MULTIPLE: asynchronous operations advance in wait(), and no "
+            "watchdog sees a rank that left. Leave mpi4py.rc.thread_level at 'multiple'."
+        )
     return world
 
 
@@ -150,6 +166,7 @@ def _alone(settings: Settings, backend: Backend) -> _World:
 
 
 def _on_mpi(settings: Settings, comm: Any) -> _World:
+    from .bootstrap import MpiBootstrap, load_mpi
     from .mpi import MpiBackend
 
     mpi = load_mpi()
@@ -194,10 +211,11 @@ def _with_timeout(settings: Settings, text: str) -> Settings:
 def _host() -> str:
     """Name this machine, containers of one host with one name apart."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
     except OSError:
         boot = ""
-    return f"{socket.gethostname()} {boot}"
+    return f"{os.uname().nodename} {boot}"
 
 
 def shutdown() -> None:
@@ -265,7 +283,7 @@ def as_group(comm: Any = None) -> Group:
         if found is not None:
             return found
         if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
-            return _alone(Settings(), ThreadsBackend(Shared(1), (0,), 0)).group
+            return _place.get().group_of_one()
         comm = mpi.COMM_WORLD
     if mpi is None or not isinstance(comm, mpi.Intracomm):
         raise ArgumentError(
@@ -328,6 +346,7 @@ def run_ranks(
     *args: Any,
     check: str = "auto",
     timeout: float | None = 1800.0,
+    deterministic: bool = False,
 ) -> list[Any]:
     """Run ``body(group, *args)`` on ranks that are threads of this process.
 
@@ -338,8 +357,8 @@ def run_ranks(
     num_ranks : int
     body : callable
         Gets its Group first.
-    check, timeout
-        As in `init`.
+    check, timeout, deterministic
+        As in `init`, whose call without arguments in the body returns the same group.
 
     Returns
     -------
@@ -359,14 +378,15 @@ def run_ranks(
     """
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
         raise ArgumentError(f"run_ranks: num_ranks {num_ranks!r} must be an integer >= 1.")
-    settings = Settings("auto", timeout, check)  # type: ignore[arg-type]
+    settings = Settings("auto", timeout, check, deterministic)  # type: ignore[arg-type]
 
     def on_rank(mine: int, shared: Shared) -> Any:
+        """Play one rank."""
         backend = ThreadsBackend(shared, range(num_ranks), mine)
         home = Home(Progress(threaded=True), settings, Memory(), [_host()] * num_ranks)
         group = Group(home, backend, range(num_ranks), "world")
         home.groups[group.ranks] = group
-        _place.set(_Place(_World(group, settings, None)))
+        _place.set(_Place(_World(group, Settings(), None)))
         try:
             result = body(group, *args)
             shutdown()  # waits for asynchronous calls and raises what nobody waited for

@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from .. import _core
 from .._arrays import Array
+from .._core import reducible
 from ..comm.group import Group
 from ..comm.work import Work
 from ..comm.world import as_group
@@ -387,8 +387,9 @@ class Step:
             self._regardless(self._launch)
             lost = self._wait() if own is None else None
             text = f"{error or lost}" if error or lost else None
-            report = np.array([window.weight, text is not None], np.float64)
-            total, failed = self._regardless(lambda: ddp.group.all_reduce(report, "sum"))
+            weighted = self._weight is not None
+            report = np.array([window.weight, weighted, text is not None], np.float64)
+            total, weighted, failed = self._regardless(lambda: ddp.group.all_reduce(report, "sum"))
             self._wait()
             reports = ddp.group.all_gather_object([text, _is_mistake(own)]) if failed else []
         except HpcparError as exc:
@@ -396,6 +397,11 @@ class Step:
             raise
         if failed and own is None:
             raise lost or _explanation(reports, ddp.group)
+        if own is None and 0 < weighted < ddp.group.size:
+            raise MismatchError(
+                f"ddp.step: ranks disagree on weight: {int(weighted)} of {ddp.group.size} gave one"
+                f" {ddp.group.here()}. Give it on all ranks or on none. No gradients were set."
+            )
         return float(total)
 
     def _abort(self, exc: BaseException) -> None:
@@ -461,7 +467,7 @@ def _check_params(params: Mapping[str, Array]) -> None:
     for name, array in params.items():
         if not isinstance(array, np.ndarray):
             raise ArgumentError(f"DDP: parameter {name!r} is a {type(array)}, must be an array.")
-        if not _core.reducible(array.dtype, "mean"):
+        if not reducible(array.dtype, "mean"):
             raise ArgumentError(
                 f"DDP: parameter {name!r} has dtype {array.dtype}, which has no mean. "
                 "Leave it out: it cannot be trained."

@@ -24,18 +24,15 @@ class ArrayLocks:
         self._mutex = threading.Lock()
         self._counts: dict[int, tuple[int, Array]] = {}
 
-    def lock(self, given: Any) -> Callable[[], None]:
-        """Lock the NumPy arrays of `given`: an array, a tree of arrays, or something else.
+    def lock(self, given: tuple[Any, ...]) -> Callable[[], None]:
+        """Lock the NumPy arrays of `given`: arrays, trees of arrays, None or something else.
 
         Returns
         -------
         callable
             Undoes it; to be called once.
         """
-        if given is None:
-            return lambda: None
-        leaves = [given] if is_array(given) else tree.flatten(given)[0]
-        arrays = [a for a in leaves if isinstance(a, np.ndarray)]
+        arrays = [a for one in given for a in _arrays_of(one)]
         with self._mutex:
             locked = [a for a in arrays if self._lock(a)]
         return lambda: self._release(locked)
@@ -70,3 +67,10 @@ def _unlocked(array: Array) -> bool:
     except ValueError:  # a view whose base another operation still holds: at a later release
         return False
     return True
+
+
+def _arrays_of(given: Any) -> list[Array]:
+    if given is None:
+        return []
+    leaves = [given] if is_array(given) else tree.flatten(given)[0]
+    return [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]

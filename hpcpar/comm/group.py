@@ -224,7 +224,7 @@ class Group:
         make: Callable[[View], Request],
         timeout: float | None,
         async_op: bool,
-        given: Any = None,
+        given: tuple[Any, ...] = (),
     ) -> Any:
         return self._member(verb).call(verb, make, timeout, async_op, given)
 
@@ -244,7 +244,7 @@ class Group:
         if out is not None and timeout is None and weight is None and not async_op:
             return self.all_reduce_into(x, op, out)
         return self._call(
-            "all_reduce", lambda v: AllReduce(v, x, op, weight, out), timeout, async_op, x
+            "all_reduce", lambda v: AllReduce(v, x, op, weight, out), timeout, async_op, (x, out)
         )
 
     def all_reduce_into(self, x: Any, op: Any, out: Any) -> Any:
@@ -265,7 +265,9 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Reduce over all ranks, the result on the root; see `hpcpar.reduce`."""
-        return self._call("reduce", lambda v: Reduce(v, x, op, root, out), timeout, async_op, x)
+        return self._call(
+            "reduce", lambda v: Reduce(v, x, op, root, out), timeout, async_op, (x, out)
+        )
 
     def scan(
         self,
@@ -278,7 +280,9 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Reduce over the ranks up to mine; see `hpcpar.scan`."""
-        return self._call("scan", lambda v: Scan(v, x, op, exclusive, out), timeout, async_op, x)
+        return self._call(
+            "scan", lambda v: Scan(v, x, op, exclusive, out), timeout, async_op, (x, out)
+        )
 
     def reduce_scatter(
         self,
@@ -301,7 +305,7 @@ class Group:
             lambda v: ReduceScatter(v, x, op, axis, sizes, out),
             timeout,
             async_op,
-            x,
+            (x, out),
         )
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
@@ -320,7 +324,9 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Copy the root's array to every rank; see `hpcpar.broadcast`."""
-        return self._call("broadcast", lambda v: Broadcast(v, x, root, out), timeout, async_op, x)
+        return self._call(
+            "broadcast", lambda v: Broadcast(v, x, root, out), timeout, async_op, (x, out)
+        )
 
     def all_gather(
         self,
@@ -338,7 +344,7 @@ class Group:
             if self._runner is not None and self._runner.quick.other(key, x, out):
                 return out
         return self._call(
-            "all_gather", lambda v: AllGather(v, x, axis, sizes, out), timeout, async_op, x
+            "all_gather", lambda v: AllGather(v, x, axis, sizes, out), timeout, async_op, (x, out)
         )
 
     def gather(
@@ -354,7 +360,7 @@ class Group:
     ) -> Any:
         """Join all ranks' arrays, the result on the root; see `hpcpar.gather`."""
         return self._call(
-            "gather", lambda v: Gather(v, x, root, axis, sizes, out), timeout, async_op, x
+            "gather", lambda v: Gather(v, x, root, axis, sizes, out), timeout, async_op, (x, out)
         )
 
     def scatter(
@@ -370,7 +376,7 @@ class Group:
     ) -> Any:
         """Give each rank its part of the root's array; see `hpcpar.scatter`."""
         return self._call(
-            "scatter", lambda v: Scatter(v, x, root, axis, sizes, out), timeout, async_op, x
+            "scatter", lambda v: Scatter(v, x, root, axis, sizes, out), timeout, async_op, (x, out)
         )
 
     def all_to_all(
@@ -385,7 +391,7 @@ class Group:
     ) -> Any:
         """Send a part to every rank and join what comes; see `hpcpar.all_to_all`."""
         return self._call(
-            "all_to_all", lambda v: AllToAll(v, x, axis, sizes, out), timeout, async_op, x
+            "all_to_all", lambda v: AllToAll(v, x, axis, sizes, out), timeout, async_op, (x, out)
         )
 
     def permute(
@@ -398,7 +404,9 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Send to and receive from the rank that `pairs` names; see `hpcpar.permute`."""
-        return self._call("permute", lambda v: Permute(v, x, pairs, out), timeout, async_op, x)
+        return self._call(
+            "permute", lambda v: Permute(v, x, pairs, out), timeout, async_op, (x, out)
+        )
 
     # -- verbs: point to point -------------------------------------------------------------
 
@@ -413,7 +421,7 @@ class Group:
     ) -> Any:
         """Send an array to one rank; see `hpcpar.send`."""
         return self._call(
-            "send", lambda v: Send(v, x, dst, tag, not async_op), timeout, async_op, x
+            "send", lambda v: Send(v, x, dst, tag, not async_op), timeout, async_op, (x,)
         )
 
     def recv(
@@ -426,7 +434,7 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Receive an array from one rank, or from any; see `hpcpar.recv`."""
-        return self._call("recv", lambda v: Recv(v, src, tag, out), timeout, async_op)
+        return self._call("recv", lambda v: Recv(v, src, tag, out), timeout, async_op, (out,))
 
     def sendrecv(
         self,
@@ -441,7 +449,7 @@ class Group:
     ) -> Any:
         """Send to one rank while receiving from another; see `hpcpar.sendrecv`."""
         return self._call(
-            "sendrecv", lambda v: SendRecv(v, x, dst, src, tag, out), timeout, async_op, x
+            "sendrecv", lambda v: SendRecv(v, x, dst, src, tag, out), timeout, async_op, (x, out)
         )
 
     def probe(self, src: int | None = None, *, tag: int | None = None) -> Message | None:

@@ -252,7 +252,8 @@ class Scatter(Request):
         assert headers is not None
         dtype, shapes, axis = self._parts(headers)
         memory, mine = self.view.memory, shapes[self.view.rank]
-        operand = Operand(memory.empty((0,), dtype), self.restore, self.out, self.verb)
+        operand = Operand(memory.empty((0,), dtype), self.restore, None, self.verb)
+        operand.out, operand.given = self.out_array, self.out
         recv = operand.target(memory, mine)
         send, counts = None, []
         if self.array is not None:

@@ -150,7 +150,7 @@ class Runner:
         make: Callable[[View], Request],
         timeout: float | None,
         async_op: bool,
-        given: Any = None,
+        given: tuple[Any, ...] = (),
     ) -> Any:
         """Run the request that `make` builds: check, record, drive, or hand to progress."""
         if not self.busy.acquire(blocking=False):
@@ -239,7 +239,7 @@ class Runner:
         return error
 
     def _begin(
-        self, request: Request, timeout: float | None, limit: float | None, given: Any
+        self, request: Request, timeout: float | None, limit: float | None, given: tuple[Any, ...]
     ) -> Work:
         if request.collective:  # messages need no lane, and the others would not make it
             self.backend.prepare_lane(1)

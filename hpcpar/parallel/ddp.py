@@ -166,6 +166,8 @@ class DDP:
             On entry: a weight that is negative or not finite, a step inside a step, a weight
             in only some micro-steps. On leaving, on all ranks: a rank did not report all
             gradients, or reported one twice (there it is raised at once).
+        MismatchError
+            On leaving, on all ranks: only some of them gave a weight.
         RankFailed
             On leaving: another rank's block ended with an exception; the group works on.
 
@@ -389,7 +391,7 @@ class Step:
             text = f"{error or lost}" if error or lost else None
             weighted = self._weight is not None
             report = np.array([window.weight, weighted, text is not None], np.float64)
-            total, weighted, failed = self._regardless(lambda: ddp.group.all_reduce(report, "sum"))
+            total, given, failed = self._regardless(lambda: ddp.group.all_reduce(report, "sum"))
             self._wait()
             reports = ddp.group.all_gather_object([text, _is_mistake(own)]) if failed else []
         except HpcparError as exc:
@@ -397,9 +399,9 @@ class Step:
             raise
         if failed and own is None:
             raise lost or _explanation(reports, ddp.group)
-        if own is None and 0 < weighted < ddp.group.size:
+        if own is None and 0 < given < ddp.group.size:
             raise MismatchError(
-                f"ddp.step: ranks disagree on weight: {int(weighted)} of {ddp.group.size} gave one"
+                f"ddp.step: ranks disagree on weight: {int(given)} of {ddp.group.size} gave one"
                 f" {ddp.group.here()}. Give it on all ranks or on none. No gradients were set."
             )
         return float(total)

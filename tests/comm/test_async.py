@@ -46,22 +46,77 @@ def test_results_are_those_of_the_blocking_call(ranks, verb):
     ranks(body)
 
 
+def in_flight(group, start, check):
+    """Start on every rank, the last one only when the others have looked; return the result."""
+    last = group.size - 1
+    if group.rank == last:
+        for _ in range(last):
+            group.recv(tag=7)
+        return start().wait()
+    work = start()
+    check()
+    group.send(0, last, tag=7)
+    return work.wait()
+
+
+def refuses_writes(*arrays):
+    for array in arrays:
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 9
+
+
+@pytest.mark.sizes(2, 3)
 def test_arrays_are_read_only_in_flight_and_writable_after(ranks):
     def body(group):
-        n, x = group.size, np.ones(100_000)
-        work = group.all_reduce(x, async_op=True)
-        with pytest.raises(ValueError, match="read-only"):
-            x[:] = 9
-        assert (work.wait() == n).all()
+        n, x = group.size, np.ones(1000)
+        total = in_flight(
+            group, lambda: group.all_reduce(x, async_op=True), lambda: refuses_writes(x)
+        )
+        assert (total == n).all()
         x[:] = 2
         tree = {"a": np.ones(5), "b": [np.ones(5)]}
-        work = group.all_reduce(tree, async_op=True)
-        assert not tree["b"][0].flags.writeable or work.done()
-        work.wait()
-        assert tree["b"][0].flags.writeable
-        assert group.all_reduce(x, out=x, async_op=True).wait() is x
+        leaves = (tree["a"], tree["b"][0])
+        start = lambda: group.all_reduce(tree, async_op=True)  # noqa: E731
+        got = in_flight(group, start, lambda: refuses_writes(*leaves))
+        assert (got["b"][0] == n).all()
+        assert all(leaf.flags.writeable for leaf in leaves)
+        start = lambda: group.all_reduce(x, out=x, async_op=True)  # noqa: E731
+        assert in_flight(group, start, lambda: refuses_writes(x)) is x
         assert (x == 2 * n).all()
-        assert x.flags.writeable
+        x[:] = 3
+
+    ranks(body)
+
+
+OUT = {
+    "all_reduce": lambda g, x, out, **how: g.all_reduce(x, out=out, **how),
+    "scan": lambda g, x, out, **how: g.scan(x, out=out, **how),
+    "broadcast": lambda g, x, out, **how: g.broadcast(x, out=out, **how),
+    "reduce_scatter": lambda g, x, out, **how: g.reduce_scatter(
+        x, sizes=(6,) * g.size, out=out, **how
+    ),
+    "scatter": lambda g, x, out, **how: g.scatter(x, sizes=(6,) * g.size, out=out, **how),
+    "all_gather": lambda g, x, out, **how: g.all_gather(x[: 6 // g.size], out=out, **how),
+    "all_to_all": lambda g, x, out, **how: g.all_to_all(x, out=out, **how),
+    "permute": lambda g, x, out, **how: g.permute(
+        x, [(r, r) for r in range(g.size)], out=out, **how
+    ),
+}
+LIKE_X = ("all_reduce", "scan", "broadcast", "all_to_all", "permute")
+
+
+@pytest.mark.sizes(2, 3)
+@pytest.mark.parametrize("verb", OUT)
+def test_out_is_read_only_in_flight_and_right_after(ranks, verb):
+    def body(group):
+        x = np.arange(6.0 * group.size) + group.rank
+        blocking = np.zeros_like(x) if verb in LIKE_X else np.zeros(6)
+        out = np.zeros_like(blocking)
+        OUT[verb](group, x, blocking)
+        start = lambda: OUT[verb](group, x, out, async_op=True)  # noqa: E731
+        assert in_flight(group, start, lambda: refuses_writes(out)) is out
+        assert (out == blocking).all()
+        out[:] = 1
 
     ranks(body)
 

@@ -28,7 +28,7 @@ def ring(parts, size):
 
 
 @pytest.mark.parametrize("weight", [None, 2.0])
-def test_a_step_sends_each_bucket_once_and_16_bytes(ranks, weight):
+def test_a_step_sends_each_bucket_once_and_24_bytes(ranks, weight):
     def body(group):
         ddp = make(group)
         with wire(group) as counted, ddp.step(weight=weight) as step:
@@ -36,9 +36,9 @@ def test_a_step_sends_each_bucket_once_and_16_bytes(ranks, weight):
         (row,) = counted.rows
         assert (row.verb, row.operations) == ("all_reduce", len(ddp.buckets) + 1)
         sent = [sum(r.sent for r in rows) for rows in counted.all_ranks()]
-        assert sum(sent) == 2 * (group.size - 1) * 8 * (COUNT + 2)
+        assert sum(sent) == 2 * (group.size - 1) * 8 * (COUNT + 3)
         assert max(sent) <= sum(ring(b.count, group.size) for b in ddp.buckets) + ring(
-            2, group.size
+            3, group.size
         )
 
     ranks(body)

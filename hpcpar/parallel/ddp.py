@@ -324,10 +324,9 @@ class Step:
     def _launch(self) -> None:
         """Start the reduction of every full bucket whose predecessors were started."""
         ddp = self._ddp
-        op = "mean" if self._weight is None else "sum"
         while len(self._works) < len(ddp.buckets) and self._pending[len(self._works)] == 0:
             flat = ddp._flats[len(self._works)]
-            self._works.append(ddp.group.all_reduce(flat, op, out=flat, async_op=True))
+            self._works.append(ddp.group.all_reduce(flat, "mean", out=flat, async_op=True))
 
     def __exit__(
         self,
@@ -360,7 +359,7 @@ class Step:
         total = self._complete(error)
         if self._weight is not None and total:  # all weights zero: all gradients are zero
             for flat in ddp._flats:
-                _scale(flat, total, np.divide)
+                _scale(flat, total / ddp.group.size, np.divide)
         ddp.grads = self.grads = dict(ddp._views)
         ddp._steps += 1
         ddp._wait_seconds += time.perf_counter() - began

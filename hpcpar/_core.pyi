@@ -1,6 +1,6 @@
 """Types of the compiled core; see native/include/hpcpar.h for its C side."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, final
 
 import numpy as np
@@ -149,6 +149,47 @@ class Recorder:
         """Return (slot, verb, ops, sent, received, messages) per group and verb."""
     def oldest_open(self) -> _Record | None:
         """Return the open record with the earliest start."""
+
+@final
+class HotCall:
+    """The hot path of a blocking reduction: look-up, record and the backend's call in one go.
+
+    Parameters
+    ----------
+    recorder : Recorder
+    slot, verb : int
+        Of the records.
+    """
+
+    def __new__(cls, recorder: Recorder, slot: int, verb: int) -> HotCall: ...
+    def add(
+        self,
+        op: str,
+        like: _Array,
+        call: Callable[[Any, _Array, Any], object],
+        handle: object,
+        in_place: object,
+        after: Callable[[_Array], object] | None,
+        dtype: int,
+        nbytes_sent: int,
+        nbytes_received: int,
+        messages: int,
+    ) -> None:
+        """Let calls with this op on arrays like this take the hot path.
+
+        It makes ``call(x or in_place, out, handle)``, then ``after(out)``. Arrays of more than 8
+        axes go on the long way.
+        """
+    def forget(self) -> None:
+        """Drop all plans."""
+    def run(self, x: object, op: object, out: object, /) -> bool:
+        """Do the call and return True, or return False if it needs the long way."""
+    def acquire(self) -> bool:
+        """Take the one call at a time; False if another thread has it."""
+    def release(self) -> None:
+        """Give it back."""
+    def set_noisy(self, noisy: bool, /) -> None:
+        """While noisy no call takes the hot path."""
 
 @final
 class Ring:

@@ -163,6 +163,13 @@ class Backend(ABC):
     def close(self) -> None:
         """Free what the backend holds; collective."""
 
+    def hot(self, op: Operation) -> tuple[Any, Any, Any] | None:
+        """Return ``call, handle, in_place`` of the one call that an all_reduce ends in.
+
+        The core makes it as ``call(x or in_place, out, handle)``.
+        """
+        return None
+
     def direct(self, op: Operation) -> Direct | None:
         """Return the one blocking call that `op` on plain arrays ends in, if there is one."""
         return None

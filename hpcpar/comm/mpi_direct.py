@@ -12,20 +12,11 @@ __all__ = ["direct_call"]
 
 def direct_call(comm: Any, mpi: Any, op: Operation, handle: Any) -> Direct | None:
     """Return ``call(x, out, in_place)``, the same MPI call that the long way of `op` makes."""
-    if op.verb == "all_reduce":
-        return _all_reduce(comm.Allreduce, mpi.IN_PLACE, handle)
     if op.verb == "reduce_scatter":
         return _reduce_scatter(comm.Reduce_scatter, list(op.send_counts), handle)
     if op.verb == "all_gather" and len(set(op.recv_counts)) == 1 and op.recv_counts[0]:
         return _all_gather(comm.Allgather, mpi.BYTE)
     return None
-
-
-def _all_reduce(allreduce: Any, in_place_marker: Any, handle: Any) -> Direct:
-    def call(x: Array, out: Array, in_place: bool) -> None:
-        allreduce(in_place_marker if in_place else x, out, handle)
-
-    return call
 
 
 def _reduce_scatter(reduce_scatter: Any, counts: list[int], handle: Any) -> Direct:

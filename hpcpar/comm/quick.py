@@ -35,7 +35,8 @@ class Quick:
     Attributes
     ----------
     all_reduce : callable
-        ``all_reduce(x, op, out)``: True if it did it, False if the call needs the long way.
+        ``all_reduce(x, op, out)``: True if it did it, False if the call needs the long way. One
+        call into the core, which also keeps the record.
     other : callable
         ``other(key, x, out)``: the same for `all_gather` and `reduce_scatter`; the key holds the
         verb and its further arguments.
@@ -43,16 +44,15 @@ class Quick:
 
     def __init__(self, runner: Runner, slot: int) -> None:
         self._runner = runner
-        self._reductions: _Plans = {}
         self._others: _Plans = {}
-        self.all_reduce = _bind_all_reduce(runner, slot, self._reductions)
+        self.all_reduce = runner.hot.run
         self.other = _bind_other(runner, slot, self._others)
 
     def learn(self, request: Request) -> None:
         """Keep a plan for calls like `request`, which ended well, if they may take this path."""
         if not self._runner.settled(request):
             return
-        if len(self._reductions) + len(self._others) >= _PLANS:
+        if len(self._others) >= _PLANS:
             self.forget()
         if isinstance(request, AllReduce):
             self._learn_all_reduce(request)
@@ -63,7 +63,7 @@ class Quick:
 
     def forget(self) -> None:
         """Drop all plans: the next calls take the long way."""
-        self._reductions.clear()
+        self._runner.hot.forget()
         self._others.clear()
 
     def _learn_all_reduce(self, request: AllReduce) -> None:
@@ -73,11 +73,11 @@ class Quick:
             return
         array = leaf.array
         operation = Operation("all_reduce", array, op=reduction.primitive)
-        direct = self._runner.backend.direct(operation)
-        if direct is not None and reduction.factor is None:
-            divisor = reduction.divisor(self._runner.view.size)
-            plan = (direct, *self._recorded(operation), divisor)
-            self._reductions[reduction.name, array.dtype, array.shape] = plan
+        parts = self._runner.backend.hot(operation)
+        if parts is not None and reduction.factor is None:
+            after = _divider(reduction.divisor(self._runner.view.size))
+            code, _, _, moved = self._recorded(operation)
+            self._runner.hot.add(reduction.name, array, *parts, after, code, *moved)
 
     def _learn_reduce_scatter(self, request: ReduceScatter) -> None:
         operand, reduction = request.operand, request.reduction
@@ -123,38 +123,11 @@ class Quick:
         return dtype_code(array.dtype), array.size, array.itemsize, moved
 
 
-def _bind_all_reduce(runner: Runner, slot: int, plans: _Plans) -> Callable[[Any, Any, Any], bool]:
-    """Return the hot path as one closure: attribute look-ups cost more than the record."""
-    recorder, verb = runner.home.recorder, record.verb_code("all_reduce")
-    begin, done, end = recorder.begin, recorder.done, recorder.end
-    acquire, release = runner.busy.acquire, runner.busy.release
-
-    def run(x: Any, op: Any, out: Any) -> bool:
-        pair = plain_pair(x, out)
-        if pair == 0 or runner.noisy:
-            return False
-        try:
-            plan = plans[op, x.dtype, x.shape]
-        except (KeyError, TypeError):  # not seen before, or an op that cannot be a key
-            return False
-        if not acquire(False):
-            return False
-        direct, code, count, itemsize, moved, divisor = plan
-        try:
-            ticket = begin(slot, verb, code, count, itemsize, -1)
-            try:
-                direct(x, out, pair == 2)
-                if divisor is not None:
-                    reduce(out, [out], "sum", None, divisor)
-            except BaseException:
-                end(ticket, 1)
-                raise
-            done(ticket, *moved)
-        finally:
-            release()
-        return True
-
-    return run
+def _divider(divisor: float | None) -> Callable[[Array], None] | None:
+    """Return what turns a sum into a mean."""
+    if divisor is None:
+        return None
+    return lambda out: reduce(out, [out], "sum", None, divisor)
 
 
 def _bind_other(runner: Runner, slot: int, plans: _Plans) -> Callable[[Hashable, Any, Any], bool]:
@@ -167,7 +140,7 @@ def _bind_other(runner: Runner, slot: int, plans: _Plans) -> Callable[[Hashable,
             plan = plans[key, x.dtype, x.shape, out.shape]
         except (KeyError, TypeError):
             return False
-        if not runner.busy.acquire(False):
+        if not runner.hot.acquire():
             return False
         direct, verb, code, count, itemsize, moved = plan
         try:
@@ -179,7 +152,7 @@ def _bind_other(runner: Runner, slot: int, plans: _Plans) -> Callable[[Hashable,
                 raise
             recorder.done(ticket, *moved)
         finally:
-            runner.busy.release()
+            runner.hot.release()
         return True
 
     return run

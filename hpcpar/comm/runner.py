@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from .._arrays import dtype_code
-from .._core import Recorder
+from .._core import HotCall, Recorder
 from ..errors import ArgumentError, CollectiveTimeout, GroupFailed, HpcparError
 from . import record, where
 from .agree import Header, disagreement, mismatch
@@ -83,10 +83,8 @@ class Runner:
     backend : Backend
     view : View
     state : {"ok", "failed", "closed"}
-    noisy : bool
-        Whether something stands against a call: a failure, an error that waits to be seen.
-    busy : threading.Lock
-        Held during a call.
+    hot : HotCall
+        The hot path of all_reduce; lets one call run at a time.
     quick : Quick
     patient : int
         While above 0 the default deadline is suspended.
@@ -105,12 +103,24 @@ class Runner:
         self._name = name
         self._slot = home.register(name, backend.rank, ranks)
         self._cause: BaseException | None = None
-        self.busy = threading.Lock()
+        self._pid = os.getpid()
         self.unclaimed: list[Work] = []
-        self.noisy = False
+        self._noisy = False
         self._seen: dict[object, int] = {}
         self._given_up: list[Operation] = []
+        verb = record.verb_code("all_reduce")
+        self.hot = HotCall(home.recorder, self._slot, verb)
         self.quick = Quick(self, self._slot)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether something stands against a call: a failure, an error that waits to be seen."""
+        return self._noisy
+
+    @noisy.setter
+    def noisy(self, value: bool) -> None:
+        self._noisy = value
+        self.hot.set_noisy(value)
 
     def here(self, seq: int | None = None) -> str:
         """Return ``[rank r/n, group 'name', #seq]`` for messages."""
@@ -129,20 +139,27 @@ class Runner:
 
     def check_usable(self, verb: str) -> None:
         """Raise GroupFailed, or the error of a Work that nobody waited for."""
+        if os.getpid() != self._pid:
+            raise GroupFailed(
+                f"{verb}: this process was forked from a rank, whose group it may not use. Start "
+                "helpers with multiprocessing's 'spawn', or before init."
+            )
         if self.state != "ok":
             why = f", because of: {self._cause}" if self._cause is not None else ""
             raise GroupFailed(f"{verb}: the group is {self.state}{why}") from self._cause
-        if self.unclaimed:
+        if self.noisy:
             self.raise_unclaimed()
 
     def raise_unclaimed(self) -> None:
         """Raise the first error of an asynchronous operation that nobody has seen."""
-        works, self.unclaimed = self.unclaimed, []
-        self.noisy = self.state != "ok"
-        for work in works:
+        while self.unclaimed:
+            work = self.unclaimed.pop(0)
             error = work.exception() if not work.claimed else None
             if error is not None:
                 raise error
+        self.noisy = self.state != "ok"
+        if self.unclaimed:  # one came while this ran
+            self.noisy = True
 
     def call(
         self,
@@ -153,7 +170,7 @@ class Runner:
         given: tuple[Any, ...] = (),
     ) -> Any:
         """Run the request that `make` builds: check, record, drive, or hand to progress."""
-        if not self.busy.acquire(blocking=False):
+        if not self.hot.acquire():
             raise ArgumentError(
                 f"{verb}: another thread is in a call on this group {self.here()}. "
                 "Give each thread its own group."
@@ -168,7 +185,7 @@ class Runner:
                 return self._begin(request, timeout, limit, given)
             return self._finish(request, timeout, limit)
         finally:
-            self.busy.release()
+            self.hot.release()
 
     @contextmanager
     def without_deadline(self) -> Iterator[None]:

@@ -39,10 +39,24 @@ int hp_py_op(const char *name);
 /* Whether numbers of this dtype are stored in the machine's byte order. */
 bool hp_py_is_native(PyArray_Descr *descr);
 
+/* layout.c */
+
+/* The array if it is exactly an ndarray of numbers, C-contiguous, aligned, native, else NULL. */
+PyArrayObject *hp_py_plain(PyObject *object);
+/* 1 if both are plain, of one dtype (and shape, where `same`), the second writable, and disjoint;
+ * 2 if they begin at one address; else 0. */
+long hp_py_plain_pair(PyObject *first, PyObject *second, bool same);
+
+/* recorder.c */
+
+/* The recorder in a Recorder object, or NULL with TypeError set. */
+struct hp_recorder *hp_py_recorder_core(PyObject *object);
+
 /* One object per source file, added to the module. */
 extern PyMethodDef hp_py_layout_methods[];
 extern PyMethodDef hp_py_reduce_methods[];
 extern PyMethodDef hp_py_philox_methods[];
+extern PyType_Spec hp_py_hotcall_spec;
 extern PyType_Spec hp_py_pack_spec;
 extern PyType_Spec hp_py_recorder_spec;
 extern PyType_Spec hp_py_ring_spec;

@@ -2,7 +2,7 @@
 #include "hp_python.h"
 
 /* Whether an array is exactly an ndarray of built-in numbers, C-contiguous, aligned, native. */
-static PyArrayObject *plain(PyObject *object)
+PyArrayObject *hp_py_plain(PyObject *object)
 {
     if (!PyArray_CheckExact(object))
         return NULL;
@@ -19,22 +19,25 @@ static bool same_shape(PyArrayObject *a, PyArrayObject *b)
            PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(b), ndim);
 }
 
-/* plain_pair(x, out, same=True): 1 if both are plain, of one dtype (and shape, where `same`) and
- * disjoint, 2 if they begin at one address, else 0. */
+long hp_py_plain_pair(PyObject *first, PyObject *second, bool same)
+{
+    PyArrayObject *const x = hp_py_plain(first), *const out = hp_py_plain(second);
+    if (!x || !out || PyArray_TYPE(x) != PyArray_TYPE(out) || !PyArray_ISWRITEABLE(out) ||
+        (same && !same_shape(x, out)))
+        return 0;
+    const char *const from = PyArray_BYTES(x), *const to = PyArray_BYTES(out);
+    if (from == to)
+        return 2;
+    return from + PyArray_NBYTES(x) <= to || to + PyArray_NBYTES(out) <= from;
+}
+
 static PyObject *plain_pair(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
     (void)module;
     if (given != 2 && given != 3)
         return PyErr_Format(PyExc_TypeError, "plain_pair: takes 2 or 3 arguments, got %zd", given);
     const bool same = given == 2 || args[2] == Py_True;
-    PyArrayObject *const x = plain(args[0]), *const out = plain(args[1]);
-    if (!x || !out || PyArray_TYPE(x) != PyArray_TYPE(out) || !PyArray_ISWRITEABLE(out) ||
-        (same && !same_shape(x, out)))
-        return PyLong_FromLong(0);
-    const char *const from = PyArray_BYTES(x), *const to = PyArray_BYTES(out);
-    if (from == to)
-        return PyLong_FromLong(2);
-    return PyLong_FromLong(from + PyArray_NBYTES(x) <= to || to + PyArray_NBYTES(out) <= from);
+    return PyLong_FromLong(hp_py_plain_pair(args[0], args[1], same));
 }
 
 PyMethodDef hp_py_layout_methods[] = {

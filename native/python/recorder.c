@@ -49,6 +49,16 @@ static void recorder_dealloc(PyObject *self)
 }
 
 /* All methods hold the GIL: that is the record's one writer at a time. */
+struct hp_recorder *hp_py_recorder_core(PyObject *object)
+{
+    /* Not by type: the type object is the module's, which one process may have several of. */
+    if (PyType_GetSlot(Py_TYPE(object), Py_tp_dealloc) != (void *)recorder_dealloc) {
+        PyErr_SetString(PyExc_TypeError, "HotCall: recorder is no Recorder");
+        return NULL;
+    }
+    return core_of(object);
+}
+
 static PyObject *add_group(PyObject *self, PyObject *args)
 {
     const char *name;

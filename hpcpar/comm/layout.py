@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from .._arrays import Array, as_bytes, contiguous, count_of
+from .._core import PackPlan
 from ..errors import ArgumentError
 
 __all__ = ["Memory", "NoMemory", "block_shape", "check_out", "rows_before"]
@@ -36,6 +38,16 @@ class Memory:
     def pack(self, x: Array) -> Array:
         """Return `x` flat, C-contiguous and native; a copy only where needed."""
         return contiguous(x).reshape(-1)
+
+    def pack_all(self, arrays: Sequence[Array]) -> Array:
+        """Return arrays of one dtype, of any layout, one after the other; one call for all."""
+        if len(arrays) == 1:
+            return self.pack(arrays[0])
+        native = [a if a.dtype.isnative else contiguous(a) for a in arrays]
+        plan = _pack_plan(tuple((a.shape, a.dtype) for a in native))
+        flat = self.empty((sum(a.size for a in native),), native[0].dtype)
+        plan.pack(native, flat.view(np.uint8))
+        return flat
 
     def bytes(self, flat: Array) -> Array:
         """Return the bytes of a flat buffer: moving needs no arithmetic, so any dtype goes."""
@@ -73,6 +85,10 @@ class NoMemory(Memory):
         """Return a stride-0 stand-in for `x`."""
         return self.empty((x.size,), x.dtype)
 
+    def pack_all(self, arrays: Sequence[Array]) -> Array:
+        """Return a stride-0 stand-in for all."""
+        return self.empty((sum(a.size for a in arrays),), arrays[0].dtype)
+
     def bytes(self, flat: Array) -> Array:
         """Return a stride-0 stand-in for the bytes."""
         return self.empty((flat.nbytes,), np.dtype(np.uint8))
@@ -84,6 +100,11 @@ class NoMemory(Memory):
     def join(self, flat: Array, shape: tuple[int, ...], sizes: Sequence[int], axis: int) -> Array:
         """Return a stride-0 array of `shape`."""
         return self.empty(shape, flat.dtype)
+
+
+@lru_cache(64)  # trees of one structure come again and again
+def _pack_plan(layouts: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]) -> PackPlan:
+    return PackPlan(layouts, align=1)
 
 
 def check_out(out: Array, shape: tuple[int, ...], dtype: np.dtype[Any], verb: str) -> None:

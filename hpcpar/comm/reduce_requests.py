@@ -121,8 +121,7 @@ def _by_dtype(leaves: Sequence[Operand]) -> list[list[int]]:
 
 
 def _joined(chosen: list[Operand], view: View) -> Array:
-    flats = [view.memory.pack(leaf.array) for leaf in chosen]
-    return flats[0] if len(flats) == 1 else np.concatenate(flats)
+    return view.memory.pack_all([leaf.array for leaf in chosen])
 
 
 class AllReduce(_TreeReduction):

@@ -13,6 +13,8 @@ from hpcpar.comm.world import _on_mpi
 from hpcpar.testing import run_ranks
 
 SIZES = (1, 2, 3, 4)
+# Unbuffered ranks write a line in pieces, which the launcher mixes with another rank's.
+os.environ.pop("PYTHONUNBUFFERED", None)
 ON_MPI = launch.is_launched(os.environ)
 
 

@@ -39,8 +39,8 @@ def test_wrong_packing_is_counted(monkeypatch):
         def unpack(self, flat, arrays):
             self.real.unpack(flat, arrays)
 
-    real = pack._core.PackPlan
-    monkeypatch.setattr(pack._core, "PackPlan", Plan)
+    real = pack.PackPlan
+    monkeypatch.setattr(pack, "PackPlan", Plan)
     row = pack._measure([np.ones((2, 3), np.float32)], False, pack.Options(**QUICK))
     assert row["wrong"] == 2
 

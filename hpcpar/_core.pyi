@@ -1,12 +1,13 @@
 """Types of the compiled core; see native/include/hpcpar.h for its C side."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 _Array = NDArray[Any]
+_After = Callable[[_Array], object]
 _Record = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 def reduce(
@@ -152,37 +153,33 @@ class Recorder:
 
 @final
 class HotCall:
-    """The hot path of a blocking reduction: look-up, record and the backend's call in one go.
+    """The hot path of blocking verbs: look-up, record and the backend's call in one go.
 
     Parameters
     ----------
     recorder : Recorder
-    slot, verb : int
-        Of the records.
+    slot : int
+        The group's, in the record.
     """
 
-    def __new__(cls, recorder: Recorder, slot: int, verb: int) -> HotCall: ...
+    def __new__(cls, recorder: Recorder, slot: int) -> HotCall: ...
     def add(
         self,
-        op: str,
-        like: _Array,
-        call: Callable[[Any, _Array, Any], object],
-        handle: object,
-        in_place: object,
-        after: Callable[[_Array], object] | None,
-        dtype: int,
-        nbytes_sent: int,
-        nbytes_received: int,
-        messages: int,
+        key: Hashable,
+        x: _Array,
+        out: _Array,
+        calls: tuple[Callable[[Any, _Array, Any], object], object, object, _After | None],
+        recorded: tuple[int, int, int, int, int],
     ) -> None:
-        """Let calls with this op on arrays like this take the hot path.
+        """Let calls with this key on arrays like these take the hot path.
 
-        It makes ``call(x or in_place, out, handle)``, then ``after(out)``. Arrays of more than 8
-        axes go on the long way.
+        `calls` is (call, handle, in_place, after): it makes ``call(x or in_place, out, handle)``,
+        then ``after(out)``; in_place None sends calls in place the long way. `recorded` is (verb,
+        dtype, bytes sent, bytes received, messages). Arrays of more than 8 axes go the long way.
         """
     def forget(self) -> None:
         """Drop all plans."""
-    def run(self, x: object, op: object, out: object, /) -> bool:
+    def run(self, x: object, key: object, out: object, /) -> bool:
         """Do the call and return True, or return False if it needs the long way."""
     def acquire(self) -> bool:
         """Take the one call at a time; False if another thread has it."""

@@ -116,8 +116,8 @@ class Operation:
         self.state: Any = None
 
 
-#: ``direct(x, out, in_place)``
-Direct: TypeAlias = Callable[[Array, Array, bool], None]
+#: ``call, handle, in_place``: made as ``call(x or in_place, out, handle)``; None refuses in place.
+Direct: TypeAlias = tuple[Callable[[Any, Array, Any], object], Any, Any]
 
 
 class Backend(ABC):
@@ -162,13 +162,6 @@ class Backend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free what the backend holds; collective."""
-
-    def hot(self, op: Operation) -> tuple[Any, Any, Any] | None:
-        """Return ``call, handle, in_place`` of the one call that an all_reduce ends in.
-
-        The core makes it as ``call(x or in_place, out, handle)``.
-        """
-        return None
 
     def direct(self, op: Operation) -> Direct | None:
         """Return the one blocking call that `op` on plain arrays ends in, if there is one."""

@@ -37,6 +37,10 @@ class Broadcast(Request):
             self._take(x if x is not None or self.is_root else out, out)
         except HpcparError as error:
             self.refused = error
+        # Without checks, out= on one rank promises it on all: then everybody knows what comes.
+        self.exchanges = not (view.trusting and out is not None)
+        if self.refused is not None and not self.exchanges:
+            raise self.refused
 
     def _take(self, given: Any, out: Any) -> None:
         if given is None:
@@ -86,8 +90,7 @@ class Broadcast(Request):
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
         """Yield the operations; return the result."""
-        assert headers is not None
-        described = _described(headers[self.root])
+        described = self._own() if headers is None else _described(headers[self.root])
         if described is None:  # every peer is a copy of this rank
             raise UnsupportedError(
                 "broadcast: x is None, and on the fake backend no root sends. Pass x on every rank."
@@ -103,6 +106,11 @@ class Broadcast(Request):
             flat = buffer[ends[i] : ends[i + 1]]
             results.append(self._result(i, flat, dtype, shape, kinds[i][0]))
         return results[0] if structure is None else tree.unflatten(structure, results)
+
+    def _own(self) -> _Described:
+        assert self.leaves is not None
+        kinds = [(_mark(leaf), describe.kind_text(leaf.array)) for leaf in self.leaves]
+        return kinds, self.structure
 
     def _buffer(self, nbytes: Sequence[int]) -> Array:
         """Return the bytes to send or to receive into: `out` itself where it can be."""

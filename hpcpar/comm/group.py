@@ -250,7 +250,7 @@ class Group:
     def all_reduce_into(self, x: Any, op: Any, out: Any) -> Any:
         """Reduce `x` into `out`, blocking: `all_reduce` with a hot path for plain arrays."""
         runner = self._runner
-        if runner is not None and runner.quick.all_reduce(x, op, out):
+        if runner is not None and runner.quick.run(x, op, out):
             return out
         return self._call("all_reduce", lambda v: AllReduce(v, x, op, None, out), None, False)
 
@@ -298,7 +298,7 @@ class Group:
         """Reduce over all ranks, my part of the result here; see `hpcpar.reduce_scatter`."""
         if out is not None and timeout is None and not async_op:
             key = ("reduce_scatter", op, axis, sizes)
-            if self._runner is not None and self._runner.quick.other(key, x, out):
+            if self._runner is not None and self._runner.quick.run(x, key, out):
                 return out
         return self._call(
             "reduce_scatter",
@@ -324,6 +324,10 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Copy the root's array to every rank; see `hpcpar.broadcast`."""
+        if out is not None and timeout is None and not async_op:
+            given = out if x is None else x
+            if self._runner is not None and self._runner.quick.run(given, ("broadcast", root), out):
+                return out
         return self._call(
             "broadcast", lambda v: Broadcast(v, x, root, out), timeout, async_op, (x, out)
         )
@@ -341,7 +345,7 @@ class Group:
         """Join all ranks' arrays, the result everywhere; see `hpcpar.all_gather`."""
         if out is not None and timeout is None and not async_op:
             key = ("all_gather", axis, sizes)
-            if self._runner is not None and self._runner.quick.other(key, x, out):
+            if self._runner is not None and self._runner.quick.run(x, key, out):
                 return out
         return self._call(
             "all_gather", lambda v: AllGather(v, x, axis, sizes, out), timeout, async_op, (x, out)

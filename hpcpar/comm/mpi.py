@@ -94,20 +94,11 @@ class MpiBackend(Backend):
 
     def direct(self, op: Operation) -> Direct | None:
         """Return MPI's call where `supports` has nothing against it and counts fit."""
-        if not self._fits(op):
-            return None
-        return direct_call(self.mpi_comm, self._mpi, op, self._ops.get(op.op))
-
-    def hot(self, op: Operation) -> tuple[Any, Any, Any] | None:
-        """Return MPI's Allreduce where `supports` has nothing against it and counts fit."""
-        if not self._fits(op):
-            return None
-        return self.mpi_comm.Allreduce, self._ops[op.op], self._mpi.IN_PLACE
-
-    def _fits(self, op: Operation) -> bool:
         assert op.send is not None
         counted = max(op.send.nbytes, sum(op.recv_counts)) <= self.max_count
-        return counted and self.supports(op) is None
+        if not counted or self.supports(op) is not None:
+            return None
+        return direct_call(self.mpi_comm, self._mpi, op, self._ops.get(op.op))
 
     def subgroup(self, ranks: Sequence[int]) -> MpiBackend:
         """Return the backend of these ranks; collective over them."""

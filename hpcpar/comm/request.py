@@ -27,6 +27,7 @@ class View(NamedTuple):
     rank: int
     size: int
     memory: Memory
+    trusting: bool = False  # check="off": what is promised is not compared
 
 
 class Request(ABC):

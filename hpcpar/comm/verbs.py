@@ -224,7 +224,7 @@ def broadcast(
     root : int
         Rank in the group.
     out : like x, optional
-        Receives the result.
+        Receives the result. With ``init(check="off")`` it is given on all ranks or on none.
 
     Raises
     ------

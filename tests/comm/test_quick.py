@@ -137,3 +137,48 @@ def test_what_was_learned_is_forgotten_on_all_ranks_together(ranks, monkeypatch)
             call()
 
     ranks(body)
+
+
+def test_broadcast_without_checks(ranks):
+    """With out= on every rank nothing but the data travels, on the long way and on the hot path."""
+
+    def body(group):
+        last = group.size - 1
+        for i in range(SETTLED):
+            x = np.arange(6.0).reshape(2, 3) + group.rank + i
+            kept, out = x.copy(), np.zeros((2, 3))
+            assert group.broadcast(x, root=last, out=out) is out
+            assert (out == np.arange(6.0).reshape(2, 3) + last + i).all()
+            assert (x == kept).all()
+            assert group.broadcast(x, root=last, out=x) is x
+            assert (x == out).all()
+            alone = np.full((2, 3), group.rank + i)
+            group.broadcast(alone if group.rank == last else None, root=last, out=alone)
+            assert (alone == last + i).all()
+            strided = np.zeros((2, 6))[:, ::2]
+            group.broadcast(out, root=last, out=strided)
+            assert (strided == out).all()
+            tree = {"a": np.full(2, group.rank), "b": np.full(3, 1.0 * group.rank)}
+            group.broadcast(tree, root=last, out=tree)
+            assert (tree["a"] == last).all()
+            assert (tree["b"] == last).all()
+        with pytest.raises(ArgumentError, match="out has"):
+            group.broadcast(np.ones(2), root=last, out=np.ones(3))
+        assert group.broadcast(3.5 if group.rank == last else None, root=last) == 3.5
+
+    ranks(body, check="off")
+
+
+@pytest.mark.parametrize("check", ["off", "auto"])
+def test_the_hot_path_is_the_same_without_checks(ranks, check):
+    def body(group):
+        check_sums(group)
+        whole = np.empty(2 * group.size)
+        for i in range(SETTLED):
+            mine = np.full(2, 1.0 * group.rank + i)
+            group.all_gather(mine, sizes="equal", out=whole)
+            assert (whole == np.repeat(np.arange(group.size) + i, 2)).all()
+            group.all_gather(mine, sizes=[2] * group.size, out=whole)
+            assert (whole == np.repeat(np.arange(group.size) + i, 2)).all()
+
+    ranks(body, check=check)

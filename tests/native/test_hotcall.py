@@ -20,11 +20,12 @@ def recorder():
 
 @pytest.fixture
 def hot(recorder):
-    return HotCall(recorder, 0, SUM)
+    return HotCall(recorder, 0)
 
 
-def add(hot, like, call, op="sum", after=None):
-    hot.add(op, like, call, "handle", "in place", after, 12, 1, 2, 3)
+def add(hot, like, call, key="sum", after=None, out=None, in_place="in place"):
+    calls, recorded = (call, "handle", in_place, after), (SUM, 12, 1, 2, 3)
+    hot.add(key, like, like if out is None else out, calls, recorded)
 
 
 def nothing(*args):
@@ -108,6 +109,24 @@ def test_the_table_may_change_during_a_call(hot):
     assert hot.run(x, "sum", y) is False
 
 
+def test_keys_hold_the_verb_and_out_has_a_shape_of_its_own(hot):
+    x, y = np.ones(2), np.zeros(4)
+    add(hot, x, lambda first, out, handle: out.fill(5), key=("all_gather", 0, "equal"), out=y)
+    assert hot.run(x, ("all_gather", 0, "equal"), y)
+    assert (y == 5).all()
+    assert hot.run(x, ("all_gather", 0, (2, 2)), y) is False
+    assert hot.run(x, ("all_gather", 0, [2, 2]), y) is False
+    assert hot.run(x, ("all_gather", 0, "equal"), np.zeros(6)) is False
+    assert hot.run(x, ("all_gather", 0, "equal"), np.zeros((2, 2))) is False
+
+
+def test_calls_that_cannot_be_in_place_go_the_long_way(hot):
+    x = np.ones(3)
+    add(hot, x, nothing, in_place=None)
+    assert hot.run(x, "sum", np.zeros(3))
+    assert hot.run(x, "sum", x) is False
+
+
 def test_noise_and_forks_stop_it(hot):
     x, y = np.ones(3), np.zeros(3)
     add(hot, x, nothing)
@@ -137,20 +156,22 @@ def test_nothing_is_leaked(recorder):
     x, call, handle = np.ones(3), lambda *args: None, object()
     before = [sys.getrefcount(o) for o in (x, call, handle, recorder)]
     for _ in range(3):
-        hot = HotCall(recorder, 0, SUM)
+        hot = HotCall(recorder, 0)
         for _ in range(5):
-            hot.add("sum", x, call, handle, None, None, 12, 1, 2, 3)
+            hot.add("sum", x, x, (call, handle, None, None), (SUM, 12, 1, 2, 3))
             hot.run(x, "sum", np.zeros(3))
         hot.forget()
-        hot.add("sum", x, call, handle, None, None, 12, 1, 2, 3)
+        hot.add("sum", x, x, (call, handle, None, None), (SUM, 12, 1, 2, 3))
         del hot
     assert [sys.getrefcount(o) for o in (x, call, handle, recorder)] == before
 
 
 def test_bad_arguments_are_refused(hot, recorder):
     with pytest.raises(TypeError, match="no Recorder"):
-        HotCall(3, 0, SUM)
+        HotCall(3, 0)
     with pytest.raises(TypeError, match="3 arguments"):
         hot.run(np.ones(3))
     with pytest.raises(TypeError):
-        hot.add(3, np.ones(3), nothing, None, None, None, 12, 1, 2, 3)
+        hot.add("sum", np.ones(3), np.ones(3), (nothing, None), (SUM, 12, 1, 2, 3))
+    with pytest.raises(TypeError, match="unhashable"):
+        add(hot, np.ones(3), nothing, key=["sum"])

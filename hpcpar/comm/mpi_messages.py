@@ -52,6 +52,7 @@ class Mailbox:
 
     def __init__(self, comm: Any, mpi: Any) -> None:
         self._comm, self._mpi = comm, mpi
+        self._tags = min(_PAYLOAD_TAGS, comm.Get_attr(mpi.TAG_UB) - _FIRST_PAYLOAD_TAG)
         self._letters: list[_Letter] = []
         self._matching = Matching()
         self._sent: dict[int, int] = {}
@@ -101,7 +102,7 @@ class Mailbox:
         with self._lock:
             number = self._sent.get(dst, 0)
             self._sent[dst] = number + 1
-        return _FIRST_PAYLOAD_TAG + number % _PAYLOAD_TAGS
+        return _FIRST_PAYLOAD_TAG + number % self._tags
 
     def _take(self, op: Operation) -> _Letter | None:
         """Return the letter for `op`, if it has come."""

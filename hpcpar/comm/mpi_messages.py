@@ -52,7 +52,8 @@ class Mailbox:
 
     def __init__(self, comm: Any, mpi: Any) -> None:
         self._comm, self._mpi = comm, mpi
-        self._tags = min(_PAYLOAD_TAGS, comm.Get_attr(mpi.TAG_UB) - _FIRST_PAYLOAD_TAG)
+        largest: int = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)
+        self._tags = min(_PAYLOAD_TAGS, largest - _FIRST_PAYLOAD_TAG)
         self._letters: list[_Letter] = []
         self._matching = Matching()
         self._sent: dict[int, int] = {}

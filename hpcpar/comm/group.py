@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import numpy as np
-
 from .._core import Recorder
 from ..errors import ArgumentError
 from . import objects, where
@@ -20,6 +18,7 @@ from .reduce_requests import AllReduce, Barrier, Reduce, ReduceScatter, Scan
 from .request import Request, View, check_rank
 from .runner import Home, Runner
 from .settings import Settings
+from .split import members_of, split_row
 
 __all__ = ["Group", "current_group"]
 
@@ -154,16 +153,10 @@ class Group:
         """
         with where.located(self.here):
             self._member("split").check_usable("split")
-            _check_int64("color", 0 if color is None else color)
-            _check_int64("key", key)
-        pair = np.array([0 if color is None else 1, color or 0, key], np.int64)
-        table = self.all_gather(pair[None], sizes=(1,) * self.size)
-        if table.strides == (0, 0):  # no data moves: all ranks are alike
-            table = np.broadcast_to(pair, table.shape)
-        if color is None:
-            return None
-        mine = [r for r in range(self.size) if table[r, 0] and table[r, 1] == color]
-        return self.subgroup(sorted(mine, key=lambda r: (int(table[r, 2]), r)))
+            row = split_row(color, key)
+        table = self.all_gather(row[None], sizes=(1,) * self.size)
+        members = members_of(row, table)
+        return None if color is None else self.subgroup(members)
 
     def close(self) -> None:
         """Free the group; collective over it. The last of equal `subgroup` calls frees.
@@ -227,6 +220,12 @@ class Group:
         given: tuple[Any, ...] = (),
     ) -> Any:
         return self._member(verb).call(verb, make, timeout, async_op, given)
+
+    def _quick(self, x: Any, key: Any, out: Any, timeout: float | None, async_op: bool) -> bool:
+        """Whether the call has been made on the hot path."""
+        if out is None or timeout is not None or async_op or self._runner is None:
+            return False
+        return self._runner.quick.run(x, key, out)
 
     # -- verbs: reduce ---------------------------------------------------------------------
 
@@ -296,10 +295,8 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Reduce over all ranks, my part of the result here; see `hpcpar.reduce_scatter`."""
-        if out is not None and timeout is None and not async_op:
-            key = ("reduce_scatter", op, axis, sizes)
-            if self._runner is not None and self._runner.quick.run(x, key, out):
-                return out
+        if self._quick(x, ("reduce_scatter", op, axis, sizes), out, timeout, async_op):
+            return out
         return self._call(
             "reduce_scatter",
             lambda v: ReduceScatter(v, x, op, axis, sizes, out),
@@ -324,10 +321,9 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Copy the root's array to every rank; see `hpcpar.broadcast`."""
-        if out is not None and timeout is None and not async_op:
-            given = out if x is None else x
-            if self._runner is not None and self._runner.quick.run(given, ("broadcast", root), out):
-                return out
+        given = out if x is None else x
+        if self._quick(given, ("broadcast", root), out, timeout, async_op):
+            return out
         return self._call(
             "broadcast", lambda v: Broadcast(v, x, root, out), timeout, async_op, (x, out)
         )
@@ -343,10 +339,8 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Join all ranks' arrays, the result everywhere; see `hpcpar.all_gather`."""
-        if out is not None and timeout is None and not async_op:
-            key = ("all_gather", axis, sizes)
-            if self._runner is not None and self._runner.quick.run(x, key, out):
-                return out
+        if self._quick(x, ("all_gather", axis, sizes), out, timeout, async_op):
+            return out
         return self._call(
             "all_gather", lambda v: AllGather(v, x, axis, sizes, out), timeout, async_op, (x, out)
         )
@@ -498,12 +492,6 @@ class Group:
     ) -> Any:
         """Receive an object from one rank, or from any; see `hpcpar.recv_object`."""
         return objects.recv(self, src, tag, allow_pickle)
-
-
-def _check_int64(name: str, value: Any) -> None:
-    fits = isinstance(value, (int, np.integer)) and -(2**63) <= value < 2**63
-    if isinstance(value, bool) or not fits:
-        raise ArgumentError(f"split: {name} {value!r} must be an integer of 64 bits.")
 
 
 def _short(ranks: Sequence[int]) -> str:

@@ -15,9 +15,12 @@ class _Envelope(Protocol):
     """What matching looks at."""
 
     @property
-    def source(self) -> int: ...
+    def source(self) -> int:
+        """Who sent it."""
+
     @property
-    def tag(self) -> int: ...
+    def tag(self) -> int:
+        """Its tag."""
 
 
 class Matching:

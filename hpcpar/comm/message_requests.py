@@ -67,6 +67,7 @@ class _Outgoing:
         self.view = view
 
     def operation(self) -> Operation:
+        """Return the sending operation."""
         memory = self.view.memory
         data = memory.bytes(memory.pack(self.array))
         kind = describe.kind_text(self.array)
@@ -87,6 +88,7 @@ class _Incoming:
         self.buffer: Array | None = None
 
     def operation(self) -> Operation:
+        """Return the receiving operation."""
         return Operation("recv", root=self.src, tag=self.tag, accept=self.accept)
 
     def accept(self, kind: str) -> Array:

@@ -267,6 +267,7 @@ class Runner:
         release = self.home.locks.lock(given)
 
         def ended(work: Work, result: Any, error: BaseException | None) -> None:
+            """Unlock the arrays, close the record, hand the outcome over."""
             release()
             self._close(ticket, seq, int(error is not None))
             if isinstance(error, HpcparError):

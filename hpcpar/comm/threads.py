@@ -376,6 +376,7 @@ def start_ranks(
     outcomes: list[tuple[Any, BaseException | None]] = [(None, None)] * size
 
     def run(rank: int) -> None:
+        """Play one rank and keep its outcome."""
         try:
             outcomes[rank] = (body(rank, shared), None)
         except BaseException as error:  # handed to the caller's thread

@@ -29,6 +29,7 @@ class _Watch:
         self._home = world._home
 
     def watched(self) -> Watched:
+        """Return what the guard asks."""
         return Watched(self.oldest_open, self.begun, self.done, self._home.last_operations)
 
     def oldest_open(self) -> Waiting | None:

@@ -453,6 +453,7 @@ def _scale(x: Array, factor: float, by: np.ufunc = np.multiply) -> Array:
 
 def _copier(grad: Array) -> Fill:
     def fill(out: Array | None = None, add: bool = False) -> Array:
+        """Copy or add the array."""
         if out is None:
             return np.array(grad)
         if add:

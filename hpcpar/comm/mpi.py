@@ -7,7 +7,6 @@ their orders never mix; messages of both travel on lane 0's, under tags of their
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -72,10 +71,10 @@ class MpiBackend(Backend):
             "bor": self._mpi.BOR,
             "bxor": self._mpi.BXOR,
         }
-        self._lanes: dict[int, Any] = {0: comm}
-        self._pending_lane: Any = None
+        # Made with the group, where all its ranks are in one order of calls: Open MPI's Idup hangs
+        # when ranks begin several of them in different orders.
+        self._lanes: dict[int, Any] = {0: comm, 1: comm.Dup()}
         self._mail = Mailbox(comm, self._mpi)
-        self._making = threading.Lock()
 
     # -- what runs where -------------------------------------------------------------------
 
@@ -115,10 +114,6 @@ class MpiBackend(Backend):
         """Free the communicators; collective."""
         if self._mpi.Is_finalized():
             return
-        if self._pending_lane is not None:
-            comm, request = self._pending_lane
-            request.Wait()
-            self._lanes[1], self._pending_lane = comm, None
         for comm in self._lanes.values():
             comm.Free()
         self._lanes = {}
@@ -131,27 +126,11 @@ class MpiBackend(Backend):
         sys.stderr.flush()
         self._mpi.COMM_WORLD.Abort(1)
 
-    def prepare_lane(self, lane: int) -> None:
-        """Begin to make the communicator of the communication thread."""
-        with self._making:
-            if self._pending_lane is None and lane not in self._lanes:
-                self._pending_lane = self.mpi_comm.Idup()
-
-    def _opened(self, stages: Stages) -> Stages:
-        """Run `stages` when the communicator of lane 1 is there; other groups go on meanwhile."""
-        if 1 not in self._lanes:
-            comm, request = self._pending_lane
-            yield [request]
-            self._lanes[1], self._pending_lane = comm, None
-        yield from stages
-
     # -- running ---------------------------------------------------------------------------
 
     def start(self, op: Operation) -> None:
         """Begin `op` with non-blocking calls."""
-        stages = self._stages(op, blocking=False)
-        own_lane = op.lane == 1 and op.verb not in _MESSAGES
-        op.state = Running(self._opened(stages) if own_lane else stages)
+        op.state = Running(self._stages(op, blocking=False))
 
     def test(self, op: Operation) -> bool:
         """Test the requests of the current stage; go on to the next."""

@@ -260,8 +260,6 @@ class Runner:
     def _begin(
         self, request: Request, timeout: float | None, limit: float | None, given: tuple[Any, ...]
     ) -> Work:
-        if request.collective:  # messages need no lane, and the others would not make it
-            self.backend.prepare_lane(1)
         ticket, seq = self._open(request, timeout)
         work = Work(request.verb, self.home.progress)
         release = self.home.locks.lock(given)

@@ -136,8 +136,6 @@ class Recorder:
         """Add traffic to the record and to the totals."""
     def end(self, ticket: int, status: int = 0, /) -> None:
         """Close a record."""
-    def done(self, ticket: int, nbytes_sent: int, nbytes_received: int, messages: int, /) -> None:
-        """`sent` and `end` with status 0 in one call."""
     def seq(self, slot: int, /) -> int:
         """Return the sequence number of the group's next operation."""
     def last(self, n: int, /) -> list[_Record]:

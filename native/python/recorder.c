@@ -139,21 +139,6 @@ static PyObject *end(PyObject *self, PyObject *const *args, Py_ssize_t given)
     return checked(hp_recorder_end(core_of(self), v[0], (int)v[1]), "end", v[0]);
 }
 
-/* Traffic and a good end in one call, for the hot path. */
-static PyObject *done(PyObject *self, PyObject *const *args, Py_ssize_t given)
-{
-    long long v[4];
-    if (!take_ints("done", args, given, v, 4, 4))
-        return NULL;
-    const struct hp_total delta = {.sent = (uint64_t)v[1],
-                                   .received = (uint64_t)v[2],
-                                   .messages = (uint64_t)v[3]};
-    int rc = hp_recorder_sent(core_of(self), v[0], &delta);
-    if (rc >= 0)
-        rc = hp_recorder_end(core_of(self), v[0], 0);
-    return checked(rc, "done", v[0]);
-}
-
 static PyObject *seq(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
     long long slot;
@@ -241,8 +226,6 @@ static PyMethodDef methods[] = {
     FAST(sent, "sent($self, ticket, nbytes_sent, nbytes_received, messages, /)\n--\n\n"
                "Add traffic."),
     FAST(end, "end($self, ticket, status=0, /)\n--\n\nClose a record."),
-    FAST(done, "done($self, ticket, nbytes_sent, nbytes_received, messages, /)\n--\n\n"
-               "`sent` and `end` with status 0 in one call."),
     FAST(seq, "seq($self, slot, /)\n--\n\nThe sequence number of the group's next operation."),
     FAST(last, "last($self, n, /)\n--\n\nThe newest n records, newest last."),
     {"totals", totals, METH_NOARGS, "totals($self, /)\n--\n\nSums per group and verb."},

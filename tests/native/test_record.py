@@ -30,17 +30,6 @@ def test_a_record():
     assert recorder.totals() == [(tp, 3, 1, 404, 808, 3)]
 
 
-def test_done_is_sent_and_end():
-    recorder = Recorder()
-    slot = recorder.add_group("world", 0, 1)
-    recorder.done(begin(recorder, slot), 40, 80, 2)
-    assert recorder.oldest_open() is None
-    assert recorder.last(1)[0][9:] == (0, 40, 80, 2)
-    assert recorder.totals() == [(slot, 1, 1, 40, 80, 2)]
-    with pytest.raises(ValueError, match="done: ticket 5 was never given out"):
-        recorder.done(5, 1, 1, 1)
-
-
 def test_sequence_numbers_are_the_groups_own():
     recorder = Recorder()
     a, b = recorder.add_group("a", 0, 1), recorder.add_group("b", 0, 1)

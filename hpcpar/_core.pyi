@@ -8,6 +8,7 @@ from numpy.typing import DTypeLike, NDArray
 
 _Array = NDArray[Any]
 _After = Callable[[_Array], object]
+_Way = tuple[Any, ...]
 _Record = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 def reduce(
@@ -150,6 +151,30 @@ class Recorder:
         """Return the open record with the earliest start."""
 
 @final
+class ForeignCall:
+    """A C function of another library with fixed arguments, but for two arrays' addresses.
+
+    Called as ``call(x, out)``, without the GIL meanwhile; None stands for address 0.
+
+    Parameters
+    ----------
+    address : int
+        Of a function that takes up to 8 integers or addresses and returns 0 if all is well.
+    arguments : tuple
+        Integers; "x" and "out" for the addresses; ("x", offset) for bytes behind one.
+    error : callable or None
+        Makes the exception from what the function returned; None: that says nothing.
+    """
+
+    def __new__(
+        cls,
+        address: int,
+        arguments: tuple[Any, ...],
+        error: Callable[[int], BaseException] | None,
+    ) -> ForeignCall: ...
+    def __call__(self, x: _Array | None, out: _Array | None, /) -> None: ...
+
+@final
 class HotCall:
     """The hot path of blocking verbs: look-up, record and the backend's call in one go.
 
@@ -164,16 +189,18 @@ class HotCall:
     def add(
         self,
         key: Hashable,
-        x: _Array,
-        out: _Array,
-        calls: tuple[Callable[[Any, _Array, Any], object], object, object, _After | None],
+        x: _Array | None,
+        out: _Array | None,
+        calls: tuple[_Way | None, _Way | None, _After | None],
         recorded: tuple[int, int, int, int, int],
     ) -> None:
         """Let calls with this key on arrays like these take the hot path.
 
-        `calls` is (call, handle, in_place, after): it makes ``call(x or in_place, out, handle)``,
-        then ``after(out)``; in_place None sends calls in place the long way. `recorded` is (verb,
-        dtype, bytes sent, bytes received, messages). Arrays of more than 8 axes go the long way.
+        `calls` is (apart, in_place, after): how the call is made where x and out are two arrays,
+        how where they are one, what is called with out afterwards. A way is (callable, argument,
+        ...) with up to 6 arguments, where "x" and "out" stand for the arrays and ``("x", type)``
+        for that pair; None sends such calls the long way. `recorded` is (verb, dtype, bytes sent,
+        bytes received, messages). Arrays of more than 8 axes go the long way.
         """
     def forget(self) -> None:
         """Drop all plans."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .._arrays import Array
 
-__all__ = ["Arrived", "Backend", "Direct", "Operation"]
+__all__ = ["Arrived", "Backend", "Direct", "Operation", "Way"]
 
 
 class Arrived(NamedTuple):
@@ -37,7 +37,10 @@ class Operation:
     send, recv
         Flat arrays of one dtype, or None where this rank has no part.
     send_counts, recv_counts
-        Elements per rank, for the verbs that cut or join.
+        Elements per rank, for the verbs that cut or join; on a scatter's root and on all ranks of
+        a gather.
+    equal
+        For "all_to_all": every rank knows that all parts of all ranks are of one size.
     op, factors, divisor
         Reduction: "sum", "prod", "min", "max", "band", "bor", "bxor"; each rank's factor
         (None = 1) and what the accumulator is divided by before rounding.
@@ -65,6 +68,7 @@ class Operation:
         "accept",
         "deadline",
         "divisor",
+        "equal",
         "factors",
         "kind",
         "lane",
@@ -95,6 +99,7 @@ class Operation:
         divisor: float | None = None,
         tag: int | None = None,
         kind: str = "",
+        equal: bool = False,
         accept: Callable[[str], Array] | None = None,
     ) -> None:
         self.verb = verb
@@ -108,6 +113,7 @@ class Operation:
         self.divisor = divisor
         self.tag = tag
         self.kind = kind
+        self.equal = equal
         self.accept = accept
         self.lane = 0
         self.deadline: float | None = None
@@ -116,8 +122,15 @@ class Operation:
         self.state: Any = None
 
 
-#: ``call, handle, in_place``: made as ``call(x or in_place, out, handle)``; None refuses in place.
-Direct: TypeAlias = tuple[Callable[[Any, Array, Any], object], Any, Any]
+#: A call and its arguments, where "x" and "out" stand for the arrays, ``("x", type)`` for a pair.
+Way: TypeAlias = tuple[Any, ...]
+
+
+class Direct(NamedTuple):
+    """How a backend's call is made with x and out apart, and in place; None: not this way."""
+
+    apart: Way | None
+    in_place: Way | None
 
 
 class Backend(ABC):

@@ -18,6 +18,7 @@ __all__ = [
     "kind_text",
     "kind_text_of",
     "nbytes_of",
+    "ranks_text",
     "read_kind",
     "read_sizes",
     "sizes_text",
@@ -92,3 +93,9 @@ def read_ints(text: str) -> tuple[int, ...]:
 def nbytes_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     """Return the bytes of an array of `shape`."""
     return math.prod(shape) * dtype.itemsize
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return the first ranks, in short."""
+    shown = ",".join(map(str, ranks[:8]))
+    return shown if len(ranks) <= 8 else f"{shown},.."

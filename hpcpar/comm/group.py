@@ -9,7 +9,7 @@ from typing import Any
 
 from .._core import Recorder
 from ..errors import ArgumentError
-from . import objects, where
+from . import describe, objects, where
 from .backend import Backend
 from .broadcast_request import Broadcast
 from .message_requests import Message, Probe, Recv, Send, SendRecv
@@ -50,6 +50,8 @@ class Group:
         self.rank = -1 if backend is None else backend.rank
         self._home = home
         self._runner = None if backend is None else Runner(home, backend, self.ranks, name)
+        # hot(x, key, out): whether the core has done the call; looked up at each verb's begin.
+        self._hot = (lambda *call: False) if self._runner is None else self._runner.hot.run
         self._uses = 1
 
     # -- who and where ---------------------------------------------------------------------
@@ -134,7 +136,7 @@ class Group:
             if not chosen or len(set(chosen)) != len(chosen):
                 raise ArgumentError(f"subgroup: ranks {chosen} must be distinct and not empty.")
         members = tuple(self.ranks[r] for r in chosen)
-        name = f"{self.name}[{_short(chosen)}]"
+        name = f"{self.name}[{describe.ranks_text(chosen)}]"
         if self.rank not in chosen:
             return Group(self._home, None, members, name)
         found: Group | None = self._home.groups.get(members)
@@ -221,12 +223,6 @@ class Group:
     ) -> Any:
         return self._member(verb).call(verb, make, timeout, async_op, given)
 
-    def _quick(self, x: Any, key: Any, out: Any, timeout: float | None, async_op: bool) -> bool:
-        """Whether the call has been made on the hot path."""
-        if out is None or timeout is not None or async_op or self._runner is None:
-            return False
-        return self._runner.quick.run(x, key, out)
-
     # -- verbs: reduce ---------------------------------------------------------------------
 
     def all_reduce(
@@ -240,18 +236,12 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Reduce over all ranks, the result everywhere; see `hpcpar.all_reduce`."""
-        if out is not None and timeout is None and weight is None and not async_op:
-            return self.all_reduce_into(x, op, out)
+        blocking = timeout is None and not async_op
+        if out is not None and blocking and weight is None and self._hot(x, op, out):
+            return out
         return self._call(
             "all_reduce", lambda v: AllReduce(v, x, op, weight, out), timeout, async_op, (x, out)
         )
-
-    def all_reduce_into(self, x: Any, op: Any, out: Any) -> Any:
-        """Reduce `x` into `out`, blocking: `all_reduce` with a hot path for plain arrays."""
-        runner = self._runner
-        if runner is not None and runner.quick.run(x, op, out):
-            return out
-        return self._call("all_reduce", lambda v: AllReduce(v, x, op, None, out), None, False)
 
     def reduce(
         self,
@@ -264,6 +254,8 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Reduce over all ranks, the result on the root; see `hpcpar.reduce`."""
+        if timeout is None and not async_op and self._hot(x, ("reduce", op, root), out):
+            return out
         return self._call(
             "reduce", lambda v: Reduce(v, x, op, root, out), timeout, async_op, (x, out)
         )
@@ -279,6 +271,8 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Reduce over the ranks up to mine; see `hpcpar.scan`."""
+        if timeout is None and not async_op and self._hot(x, ("scan", op, exclusive), out):
+            return out
         return self._call(
             "scan", lambda v: Scan(v, x, op, exclusive, out), timeout, async_op, (x, out)
         )
@@ -295,7 +289,8 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Reduce over all ranks, my part of the result here; see `hpcpar.reduce_scatter`."""
-        if self._quick(x, ("reduce_scatter", op, axis, sizes), out, timeout, async_op):
+        key = ("reduce_scatter", op, axis, sizes)
+        if timeout is None and not async_op and self._hot(x, key, out):
             return out
         return self._call(
             "reduce_scatter",
@@ -322,7 +317,7 @@ class Group:
     ) -> Any:
         """Copy the root's array to every rank; see `hpcpar.broadcast`."""
         given = out if x is None else x
-        if self._quick(given, ("broadcast", root), out, timeout, async_op):
+        if timeout is None and not async_op and self._hot(given, ("broadcast", root), out):
             return out
         return self._call(
             "broadcast", lambda v: Broadcast(v, x, root, out), timeout, async_op, (x, out)
@@ -339,7 +334,7 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Join all ranks' arrays, the result everywhere; see `hpcpar.all_gather`."""
-        if self._quick(x, ("all_gather", axis, sizes), out, timeout, async_op):
+        if timeout is None and not async_op and self._hot(x, ("all_gather", axis, sizes), out):
             return out
         return self._call(
             "all_gather", lambda v: AllGather(v, x, axis, sizes, out), timeout, async_op, (x, out)
@@ -357,6 +352,9 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Join all ranks' arrays, the result on the root; see `hpcpar.gather`."""
+        key = ("gather", root, axis, sizes)
+        if timeout is None and not async_op and self._hot(x, key, out):
+            return out
         return self._call(
             "gather", lambda v: Gather(v, x, root, axis, sizes, out), timeout, async_op, (x, out)
         )
@@ -373,6 +371,10 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Give each rank its part of the root's array; see `hpcpar.scatter`."""
+        given = x if self.rank == root else None
+        key = ("scatter", root, axis, sizes)
+        if timeout is None and not async_op and self._hot(given, key, out):
+            return out
         return self._call(
             "scatter", lambda v: Scatter(v, x, root, axis, sizes, out), timeout, async_op, (x, out)
         )
@@ -382,12 +384,14 @@ class Group:
         x: Any,
         *,
         axis: int = 0,
-        sizes: Sequence[int] | None = None,
+        sizes: Sequence[int] | str | None = None,
         out: Any = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
         """Send a part to every rank and join what comes; see `hpcpar.all_to_all`."""
+        if timeout is None and not async_op and self._hot(x, ("all_to_all", axis, sizes), out):
+            return out
         return self._call(
             "all_to_all", lambda v: AllToAll(v, x, axis, sizes, out), timeout, async_op, (x, out)
         )
@@ -492,8 +496,3 @@ class Group:
     ) -> Any:
         """Receive an object from one rank, or from any; see `hpcpar.recv_object`."""
         return objects.recv(self, src, tag, allow_pickle)
-
-
-def _short(ranks: Sequence[int]) -> str:
-    shown = ",".join(map(str, ranks[:8]))
-    return shown if len(ranks) <= 8 else f"{shown},.."

@@ -106,18 +106,22 @@ class _Gathering(Request):
         """Return the shape of the concatenation."""
         return block_shape(self.block.shape, self.axis, sum(lengths))
 
+    @property
+    def unit(self) -> int:
+        """Bytes of what has length 1 along the axis."""
+        return describe.nbytes_of(self.block.dtype, block_shape(self.block.shape, self.axis, 1))
+
     def gathered(self, lengths: Sequence[int], verb: str, root: int | None) -> Steps:
         """Receive the concatenation and hand it back."""
         memory, shape = self.view.memory, self.result_shape(lengths)
         direct = rows_before(shape, self.axis) == 1
         recv = self.operand.target(memory, shape, direct)
-        unit = describe.nbytes_of(recv.dtype, block_shape(self.block.shape, self.axis, 1))
         yield Operation(
             verb,
             memory.bytes(memory.pack(self.block)),
             memory.bytes(recv),
             root=root,
-            recv_counts=[n * unit for n in lengths],
+            recv_counts=[n * self.unit for n in lengths],
         )
         if self.refused is not None:  # no headers went: the others are in step only now
             raise self.refused
@@ -164,8 +168,12 @@ class Gather(_Gathering):
         """Yield the operations; return the result."""
         if self.view.rank == self.root:
             return (yield from self.gathered(self.lengths(headers), "gather", self.root))
+        memory, unit = self.view.memory, self.unit
         yield Operation(
-            "gather", self.view.memory.bytes(self.view.memory.pack(self.block)), root=self.root
+            "gather",
+            memory.bytes(memory.pack(self.block)),
+            root=self.root,
+            recv_counts=[n * unit for n in self.lengths(headers)],
         )
         return None
 
@@ -174,11 +182,13 @@ class Scatter(Request):
     """Each rank gets its part, along an axis, of the root's array."""
 
     verb = "scatter"
-    exchanges = True
 
     def __init__(self, view: View, x: Any, root: int, axis: int, sizes: Any, out: Any) -> None:
         super().__init__(view)
         self.root = self.check_root(root)
+        # Without checks, out= on one rank promises it on all: then everybody knows what comes.
+        self.exchanges = not (view.trusting and out is not None)
+        self.given_axis, self.given_sizes = axis, sizes
         self.out = out
         self.array: Array | None = None
         self.restore: Restore | None = None
@@ -189,13 +199,19 @@ class Scatter(Request):
             self._take_out(out)
         except HpcparError as error:
             self.refused = error
+            if not self.exchanges:
+                raise
 
     def _take_out(self, out: Any) -> None:
         if out is None:
             return
         given = adopt_out(out, self.verb)
         both = Operand(given if self.array is None else self.array, None, out, self.verb)
-        both.check_memory(self.verb)
+        if self.exchanges or self.array is None:
+            both.check_memory(self.verb)
+        else:
+            mine = self.sizes[self.view.rank]
+            both.check(block_shape(self.array.shape, self.axis, mine), self.verb)
         self.out_array = both.out
 
     def _take(self, x: Any, axis: int, sizes: Any) -> None:
@@ -247,18 +263,31 @@ class Scatter(Request):
         dtype, shapes, _ = self._parts(headers)
         return _wrong_out(self.verb, headers, [(dtype, shape) for shape in shapes])
 
+    def _mine(self, headers: Sequence[Header] | None) -> tuple[Any, tuple[int, ...]]:
+        """Return dtype and shape of what comes here: the root says it, or `out` promises it."""
+        if headers is None:
+            assert self.out_array is not None
+            return self.out_array.dtype, self.out_array.shape
+        dtype, shapes, _ = self._parts(headers)
+        return dtype, shapes[self.view.rank]
+
+    def counts(self) -> list[int]:
+        """Return the bytes of each rank's part, on the root."""
+        if self.array is None:
+            return []
+        dtype, shape = self.array.dtype, self.array.shape
+        return [describe.nbytes_of(dtype, block_shape(shape, self.axis, n)) for n in self.sizes]
+
     def steps(self, headers: Sequence[Header] | None) -> Steps:
         """Yield the operations; return the result."""
-        assert headers is not None
-        dtype, shapes, axis = self._parts(headers)
-        memory, mine = self.view.memory, shapes[self.view.rank]
+        dtype, mine = self._mine(headers)
+        memory = self.view.memory
         operand = Operand(memory.empty((0,), dtype), self.restore, None, self.verb)
         operand.out, operand.given = self.out_array, self.out
         recv = operand.target(memory, mine)
-        send, counts = None, []
+        send, counts = None, self.counts()
         if self.array is not None:
-            send = memory.bytes(memory.cut(self.array, self.sizes, axis))
-            counts = [describe.nbytes_of(dtype, shape) for shape in shapes]
+            send = memory.bytes(memory.cut(self.array, self.sizes, self.axis))
         yield Operation("scatter", send, memory.bytes(recv), root=self.root, send_counts=counts)
         return operand.hand_back(recv.reshape(mine))
 
@@ -274,50 +303,80 @@ class AllToAll(Request):
         if array.ndim == 0:
             raise ArgumentError("all_to_all: x is 0-d, it needs an axis to cut.")
         self.axis = check_axis(axis, array.ndim, self.verb)
-        length = array.shape[self.axis]
-        self.sizes = (
-            cuts.uneven(length, view.size)
-            if sizes is None
-            else cuts.check_sizes(sizes, view.size, length, self.verb)
-        )
+        self.given_sizes = sizes
+        self.compares = self.promised_equal = isinstance(sizes, str)
+        self.sizes = self._lengths(array.shape[self.axis], sizes)
         self.operand = Operand(array, restore, out, self.verb)
         self.operand.check(None, self.verb)
         self.count, self.dtype = array.size, array.dtype
 
+    def _lengths(self, length: int, sizes: Any) -> tuple[int, ...]:
+        size = self.view.size
+        if sizes is None:
+            return cuts.uneven(length, size)
+        if not isinstance(sizes, str):
+            return cuts.check_sizes(sizes, size, length, self.verb)
+        if sizes != "equal":
+            raise ArgumentError(f"all_to_all: sizes {sizes!r} must be None, 'equal' or ints.")
+        if length % size:
+            raise ArgumentError(
+                f"all_to_all: sizes 'equal' needs a length that {size} ranks divide, axis "
+                f"{self.axis} has {length}."
+            )
+        return (length // size,) * size
+
     def agreed(self) -> list[str]:
         """Name what every rank must pass alike."""
-        shown = str(block_shape(self.operand.array.shape, self.axis, -1)).replace("-1", "*")
+        shape = self.operand.array.shape
+        if not self.promised_equal:
+            shape = block_shape(shape, self.axis, -1)
+        shown = str(shape).replace("-1", "*")
         return [
             "verb=all_to_all",
+            f"sizes={'equal' if self.promised_equal else 'exchanged'}",
             f"dtype={describe.dtype_text(self.operand.array.dtype)}",
             f"shape={shown}",
             f"axis={self.axis}",
         ]
 
+    def agreed_nbytes(self) -> int:
+        """Return the bytes by which ranks decide alike."""
+        return self.operand.array.nbytes if self.promised_equal else 0
+
     def steps(self, headers: Sequence[Header] | None) -> Steps:
         """Yield the operations; return the result."""
         array, memory = self.operand.array, self.view.memory
-        lengths = yield from _exchange_counts(self.sizes, self.view)
+        lengths = self.sizes
+        if not self.promised_equal:
+            lengths = yield from _exchange_counts(self.sizes, self.view)
         shape = block_shape(array.shape, self.axis, sum(lengths))
         unit = describe.nbytes_of(array.dtype, block_shape(array.shape, self.axis, 1))
-        recv = memory.empty((count_of(shape),), array.dtype)
+        direct = self._goes_to_out(shape) and rows_before(shape, self.axis) == 1
+        recv = self.operand.target(memory, shape, direct)
         yield Operation(
             "all_to_all",
             memory.bytes(memory.cut(array, self.sizes, self.axis)),
             memory.bytes(recv),
             send_counts=[n * unit for n in self.sizes],
             recv_counts=[n * unit for n in lengths],
+            equal=self.promised_equal,
         )
         # Only now is it known what out must be: the traffic is over, the ranks stay in step.
         self.operand.check(shape, self.verb)
         return self.operand.hand_back(memory.join(recv, shape, lengths, self.axis))
+
+    def _goes_to_out(self, shape: tuple[int, ...]) -> bool:
+        """Whether `out` can take what comes as it comes: it is not x, and of the right kind."""
+        array, out = self.operand.array, self.operand.out
+        alike = out is not None and out.shape == shape and out.dtype == array.dtype
+        return alike and not self.operand.in_place
 
 
 def _exchange_counts(counts: Sequence[int], view: View) -> Steps:
     """Tell every rank how much it gets from me; return how much I get from each."""
     send = np.asarray(counts, np.int64)
     if view.memory.empty((1,), send.dtype).strides == (0,):  # no data moves: all ranks are alike
-        return [counts[view.rank]] * view.size
+        return (counts[view.rank],) * view.size
     recv = np.empty_like(send)
     ones = [8] * view.size
     yield Operation(
@@ -327,8 +386,9 @@ def _exchange_counts(counts: Sequence[int], view: View) -> Steps:
         send_counts=ones,
         recv_counts=ones,
         kind="counts",
+        equal=True,
     )
-    return [int(n) for n in recv]
+    return tuple(int(n) for n in recv)
 
 
 class Permute(Request):

@@ -18,7 +18,7 @@ from .._arrays import Array, dtype_name
 from .._core import plain_pair, reduce
 from .backend import Backend, Direct, Operation
 from .bootstrap import load_mpi
-from .mpi_direct import direct_call
+from .mpi_direct import TAG, DirectCalls, are_equal
 from .mpi_messages import Mailbox
 from .mpi_own import OWN
 from .mpi_running import Running, Stages
@@ -27,7 +27,6 @@ from .sizes import starts
 __all__ = ["MpiBackend", "cached_on"]
 
 _LIMIT = 2**31 - 1  # counts of MPI-3 calls are C ints
-_TAG = 0  # of our own collectives; messages on the same communicator have other tags
 _DIRECT_PEERS = 64  # up to here headers go to every peer directly, so that we know who is missing
 
 _NATIVE_OPS: dict[str, frozenset[str]] = {
@@ -75,6 +74,7 @@ class MpiBackend(Backend):
         # when ranks begin several of them in different orders.
         self._lanes: dict[int, Any] = {0: comm, 1: comm.Dup()}
         self._mail = Mailbox(comm, self._mpi)
+        self._direct = DirectCalls(comm, self._mpi)
 
     # -- what runs where -------------------------------------------------------------------
 
@@ -93,11 +93,12 @@ class MpiBackend(Backend):
 
     def direct(self, op: Operation) -> Direct | None:
         """Return MPI's call where `supports` has nothing against it and counts fit."""
-        assert op.send is not None
-        counted = max(op.send.nbytes, sum(op.recv_counts)) <= self.max_count
+        given = op.send if op.send is not None else op.recv
+        assert given is not None
+        counted = max(given.nbytes, sum(op.recv_counts)) <= self.max_count
         if not counted or self.supports(op) is not None:
             return None
-        return direct_call(self.mpi_comm, self._mpi, op, self._ops.get(op.op))
+        return self._direct.make(op, self._ops.get(op.op))
 
     def subgroup(self, ranks: Sequence[int]) -> MpiBackend:
         """Return the backend of these ranks; collective over them."""
@@ -197,8 +198,8 @@ class MpiBackend(Backend):
             yield [comm.Iallgather(op.send, rows)]
         else:
             peers = [r for r in range(self.size) if r != self.rank]
-            receives = [comm.Irecv(rows[r], r, _TAG) for r in peers]
-            yield receives + [comm.Isend(op.send, r, _TAG) for r in peers]
+            receives = [comm.Irecv(rows[r], r, TAG) for r in peers]
+            yield receives + [comm.Isend(op.send, r, TAG) for r in peers]
         op.result = [row.tobytes() for row in rows]
 
     def _broadcast(self, op: Operation, blocking: bool) -> Stages:
@@ -239,7 +240,11 @@ class MpiBackend(Backend):
         counts = list(op.send_counts)
         in_place = op.recv is not None and _same_start(source, op.recv)  # a group of one
         first = self._mpi.IN_PLACE if in_place else source
-        yield self._call(op, blocking, "Reduce_scatter", first, op.recv, counts, self._ops[op.op])
+        if are_equal(counts):
+            yield self._call(op, blocking, "Reduce_scatter_block", first, op.recv, self._ops[op.op])
+        else:
+            args = first, op.recv, counts, self._ops[op.op]
+            yield self._call(op, blocking, "Reduce_scatter", *args)
         self._divide(op)
 
     def _all_gather(self, op: Operation, blocking: bool) -> Stages:
@@ -260,6 +265,9 @@ class MpiBackend(Backend):
             yield self._call(op, blocking, "Allgatherv", first, target)
 
     def _gather(self, op: Operation, blocking: bool) -> Stages:
+        if are_equal(op.recv_counts) and sum(op.recv_counts) <= self.max_count:
+            yield self._call(op, blocking, "Gather", op.send, op.recv, op.root)
+            return
         sends: list[Array | None] = [op.send if r == op.root else None for r in range(self.size)]
         yield from self.pairwise(op, sends, None if op.recv is None else self._blocks(op.recv, op))
 
@@ -274,6 +282,9 @@ class MpiBackend(Backend):
     def _all_to_all(self, op: Operation, blocking: bool) -> Stages:
         assert op.send is not None
         assert op.recv is not None
+        if op.equal and 0 < op.send.size <= self.max_count:
+            yield self._call(op, blocking, "Alltoall", op.send, op.recv)
+            return
         yield from self.pairwise(op, self.cut(op.send, op.send_counts), self._blocks(op.recv, op))
 
     # -- parts -----------------------------------------------------------------------------
@@ -293,8 +304,8 @@ class MpiBackend(Backend):
         requests = []
         for step in range(1, self.size):
             src, dst = (self.rank - step) % self.size, (self.rank + step) % self.size
-            requests += [comm.Irecv(part, src, _TAG) for part in self._chunks(receives[src])]
-            requests += [comm.Isend(part, dst, _TAG) for part in self._chunks(sends[dst])]
+            requests += [comm.Irecv(part, src, TAG) for part in self._chunks(receives[src])]
+            requests += [comm.Isend(part, dst, TAG) for part in self._chunks(sends[dst])]
         yield requests
 
     def cut(self, flat: Array, counts: Sequence[int]) -> list[Array]:

@@ -9,7 +9,7 @@ here, so that ranks may take different ways.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._arrays import Array, dtype_code
 from .._core import plain_pair, reduce
@@ -17,9 +17,9 @@ from . import record
 from .backend import Operation
 from .broadcast_request import Broadcast
 from .layout import rows_before
-from .move_requests import AllGather
-from .reduce_requests import AllReduce, ReduceScatter
-from .request import Operand, Request
+from .move_requests import AllGather, AllToAll, Gather, Scatter
+from .reduce_requests import AllReduce, Reduce, ReduceScatter, Scan
+from .request import Request, View
 
 if TYPE_CHECKING:
     from .runner import Runner
@@ -28,95 +28,51 @@ __all__ = ["Quick"]
 
 
 class Quick:
-    """Teaches the core which calls of one group may take the hot path.
-
-    Attributes
-    ----------
-    run : callable
-        ``run(x, key, out)``: True if it did the call, False if the call needs the long way. The
-        key is an all_reduce's op, or a tuple of the verb and its further arguments.
-    """
+    """Teaches the core which calls of one group may take the hot path."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self.run = runner.hot.run
 
     def learn(self, request: Request) -> None:
         """Keep a plan for calls like `request`, which ended well, if they may take this path."""
-        if not self._runner.settled(request):
+        make = _MAKERS.get(type(request))
+        if make is None or not self._runner.settled(request):
             return
-        if isinstance(request, AllReduce):
-            self._learn_all_reduce(request)
-        elif isinstance(request, ReduceScatter):
-            self._learn_reduce_scatter(request)
-        elif isinstance(request, AllGather):
-            self._learn_all_gather(request)
-        elif isinstance(request, Broadcast):
-            self._learn_broadcast(request)
+        plan = make(request, self._runner.view)
+        if plan is not None and plan.is_plain() and _is_key(plan.key):
+            self._add(request.verb, plan)
 
     def forget(self) -> None:
         """Drop all plans: the next calls take the long way."""
         self._runner.hot.forget()
 
-    def _learn_all_reduce(self, request: AllReduce) -> None:
-        reduction = request.reduction
-        if request.structure is None and not request.weighted and reduction.factor is None:
-            leaf = request.leaves[0]
-            operation = Operation("all_reduce", leaf.array, op=reduction.primitive)
-            after = _divider(reduction.divisor(self._runner.view.size))
-            self._add(reduction.name, leaf, operation, after)
-
-    def _learn_reduce_scatter(self, request: ReduceScatter) -> None:
-        operand, reduction = request.operand, request.reduction
-        row = operand.array.size // max(1, operand.array.shape[request.axis])
-        operation = Operation(
-            "reduce_scatter",
-            operand.array,
-            op=reduction.primitive,
-            send_counts=[n * row for n in request.sizes],
-        )
-        whole = rows_before(operand.array.shape, request.axis) == 1
-        if reduction.name == reduction.primitive and whole:
-            key = ("reduce_scatter", reduction.name, request.axis, request.given_sizes)
-            self._add(key, operand, operation)
-
-    def _learn_all_gather(self, request: AllGather) -> None:
-        if request.sizes is None or request.scalar:
-            return
-        if rows_before(request.block.shape, request.axis) != 1:
-            return
-        nbytes = request.block.nbytes // max(1, request.length)
-        operation = Operation(
-            "all_gather",
-            request.block,
-            recv_counts=[n * nbytes for n in request.sizes],
-        )
-        key = ("all_gather", request.axis, request.given_sizes)
-        self._add(key, request.operand, operation)
-
-    def _learn_broadcast(self, request: Broadcast) -> None:
-        if request.leaves is None or request.structure is not None:
-            return
-        leaf = request.leaves[0]
-        operation = Operation("broadcast", leaf.array, root=request.root)
-        self._add(("broadcast", request.root), leaf, operation)
-
-    def _add(
-        self,
-        key: Hashable,
-        operand: Operand,
-        operation: Operation,
-        after: Callable[[Array], object] | None = None,
-    ) -> None:
-        """Teach the core, where both arrays are plain and the backend has one call for it."""
-        array, out, view = operand.array, operand.out, self._runner.view
-        if out is None or not plain_pair(array, out, False) or not _is_key(key):
-            return
+    def _add(self, name: str, plan: _Plan) -> None:
+        operation, view = plan.operation, self._runner.view
         direct = self._runner.backend.direct(operation)
-        if direct is not None:
-            verb, code = record.verb_code(operation.verb), dtype_code(array.dtype)
+        array = plan.x if plan.x is not None else plan.out
+        if direct is not None and array is not None:
+            verb, code = record.verb_code(name), dtype_code(array.dtype)
             moved = record.traffic_of(operation, view.rank, view.size)
-            self._runner.hot.add(key, array, out, (*direct, after), (verb, code, *moved))
+            calls = (*direct, plan.after)
+            self._runner.hot.add(plan.key, plan.x, plan.out, calls, (verb, code, *moved))
+
+
+class _Plan(NamedTuple):
+    """How calls are told from others, their arrays, what the backend is asked, what follows.
+
+    The key is an all_reduce's op, or a tuple of the verb and its further arguments.
+    """
+
+    key: Hashable
+    x: Array | None
+    out: Array | None
+    operation: Operation
+    after: Callable[[Array], object] | None = None
+
+    def is_plain(self) -> bool:
+        """Whether both arrays, as far as there are some, can be handed over as they are."""
+        arrays = [a for a in (self.x, self.out) if a is not None]
+        return bool(arrays) and plain_pair(arrays[0], arrays[-1], False) > 0
 
 
 def _is_key(key: Hashable) -> bool:
@@ -132,3 +88,116 @@ def _divider(divisor: float | None) -> Callable[[Array], None] | None:
     if divisor is None:
         return None
     return lambda out: reduce(out, [out], "sum", None, divisor)
+
+
+def _all_reduce(request: AllReduce, view: View) -> _Plan | None:
+    reduction, leaf = request.reduction, request.leaves[0]
+    if request.structure is not None or request.weighted or reduction.factor is not None:
+        return None
+    if leaf.out is None:
+        return None
+    operation = Operation("all_reduce", leaf.array, op=reduction.primitive)
+    after = _divider(reduction.divisor(view.size))
+    return _Plan(reduction.name, leaf.array, leaf.out, operation, after)
+
+
+def _reduce(request: Reduce, view: View) -> _Plan | None:
+    reduction, leaf, at_root = request.reduction, request.leaves[0], view.rank == request.root
+    if request.structure is not None or reduction.factor is not None:
+        return None
+    if at_root != (leaf.out is not None):
+        return None
+    operation = Operation("reduce", leaf.array, op=reduction.primitive, root=request.root)
+    key = ("reduce", reduction.name, request.root)
+    after = _divider(reduction.divisor(view.size)) if at_root else None
+    return _Plan(key, leaf.array, leaf.out, operation, after)
+
+
+def _scan(request: Scan, view: View) -> _Plan | None:
+    reduction, leaf = request.reduction, request.leaves[0]
+    exclusive = request.primitive_verb == "exscan"
+    if request.structure is not None or reduction.factor is not None or leaf.out is None:
+        return None
+    if exclusive and view.rank == 0:  # gets the neutral element, from nobody
+        return None
+    operation = Operation(request.primitive_verb, leaf.array, op=reduction.primitive)
+    return _Plan(("scan", reduction.name, exclusive), leaf.array, leaf.out, operation)
+
+
+def _reduce_scatter(request: ReduceScatter, view: View) -> _Plan | None:
+    operand, reduction = request.operand, request.reduction
+    if operand.out is None or reduction.name != reduction.primitive:
+        return None
+    if rows_before(operand.array.shape, request.axis) != 1:
+        return None
+    row = operand.array.size // max(1, operand.array.shape[request.axis])
+    operation = Operation(
+        "reduce_scatter",
+        operand.array,
+        op=reduction.primitive,
+        send_counts=[n * row for n in request.sizes],
+    )
+    key = ("reduce_scatter", reduction.name, request.axis, request.given_sizes)
+    return _Plan(key, operand.array, operand.out, operation)
+
+
+def _gathering(request: AllGather | Gather, root: int | None, receives: bool) -> _Plan | None:
+    if request.sizes is None or request.scalar or receives != (request.operand.out is not None):
+        return None
+    if rows_before(request.block.shape, request.axis) != 1:
+        return None
+    counts = [n * request.unit for n in request.sizes]
+    operation = Operation(request.verb, request.block, root=root, recv_counts=counts)
+    place = () if root is None else (root,)
+    key = (request.verb, *place, request.axis, request.given_sizes)
+    return _Plan(key, request.block, request.operand.out, operation)
+
+
+def _all_gather(request: AllGather, view: View) -> _Plan | None:
+    return _gathering(request, None, True)
+
+
+def _gather(request: Gather, view: View) -> _Plan | None:
+    return _gathering(request, request.root, view.rank == request.root)
+
+
+def _all_to_all(request: AllToAll, view: View) -> _Plan | None:
+    operand = request.operand
+    array, out = operand.array, operand.out
+    if not request.promised_equal or out is None or rows_before(array.shape, request.axis) != 1:
+        return None
+    counts = [array.nbytes // view.size] * view.size
+    operation = Operation("all_to_all", array, send_counts=counts, recv_counts=counts, equal=True)
+    return _Plan(("all_to_all", request.axis, request.given_sizes), array, out, operation)
+
+
+def _scatter(request: Scatter, view: View) -> _Plan | None:
+    array, out = request.array, request.out_array
+    if out is None or (array is not None and rows_before(array.shape, request.axis) != 1):
+        return None
+    operation = Operation("scatter", array, out, root=request.root, send_counts=request.counts())
+    key = ("scatter", request.root, request.given_axis, request.given_sizes)
+    return _Plan(key, array, out, operation)
+
+
+def _broadcast(request: Broadcast, view: View) -> _Plan | None:
+    if request.leaves is None or request.structure is not None:
+        return None
+    leaf = request.leaves[0]
+    if leaf.out is None:
+        return None
+    operation = Operation("broadcast", leaf.array, root=request.root)
+    return _Plan(("broadcast", request.root), leaf.array, leaf.out, operation)
+
+
+_MAKERS: dict[type[Request], Callable[[Any, View], _Plan | None]] = {
+    AllReduce: _all_reduce,
+    Reduce: _reduce,
+    Scan: _scan,
+    ReduceScatter: _reduce_scatter,
+    AllGather: _all_gather,
+    Gather: _gather,
+    AllToAll: _all_to_all,
+    Scatter: _scatter,
+    Broadcast: _broadcast,
+}

@@ -76,10 +76,9 @@ def all_reduce(
     >>> run_ranks(2, lambda g: g.all_reduce(np.array([1.0, 2.0]) * (g.rank + 1)).tolist())
     [[3.0, 6.0], [3.0, 6.0]]
     """
-    group = group or current()
-    if out is None or async_op or timeout is not None or weight is not None:
-        return group.all_reduce(x, op, weight=weight, out=out, timeout=timeout, async_op=async_op)
-    return group.all_reduce_into(x, op, out)
+    return (group or current()).all_reduce(
+        x, op, weight=weight, out=out, timeout=timeout, async_op=async_op
+    )
 
 
 def reduce(
@@ -357,7 +356,7 @@ def all_to_all(
     x: Any,
     *,
     axis: int = 0,
-    sizes: Sequence[int] | None = None,
+    sizes: Sequence[int] | str | None = None,
     out: Any = None,
     group: Group | None = None,
     timeout: float | None = None,
@@ -371,7 +370,8 @@ def all_to_all(
     ----------
     x : array of shape (..., n_r, ...)
     sizes : sequence of int, optional
-        Lengths that I send to each rank. Default: the uneven rule.
+        Lengths that I send to each rank. Default: the uneven rule. "equal": all parts of all
+        ranks are of one size, which is promised and checked; nothing is exchanged then.
 
     Raises
     ------

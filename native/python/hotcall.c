@@ -6,10 +6,24 @@
 
 #define SLOTS 64 /* a power of two; a call that lands on a taken slot replaces the older one */
 #define MAX_DIMS 8
+#define MAX_ARGS 6
 
 struct shape {
-    int ndim;
+    int ndim; /* -1: no array there on this rank */
     npy_intp dims[MAX_DIMS];
+};
+
+/* An argument of the backend's call: a value, or one of our arrays, alone or with its datatype. */
+struct argument {
+    enum { VALUE, FIRST, SECOND } what;
+    PyObject *value; /* with an array: the datatype, or NULL */
+};
+
+/* How the backend's call is made; without a call the long way is taken. */
+struct way {
+    PyObject *call;
+    int given;
+    struct argument args[MAX_ARGS];
 };
 
 /* What is known of one kind of call. */
@@ -17,7 +31,8 @@ struct plan {
     PyObject *key; /* an op's name, or a tuple with the verb and its arguments */
     int type_num;
     struct shape x, out;
-    PyObject *call, *handle, *in_place, *after;
+    struct way apart, in_place;
+    PyObject *after;
     struct hp_operation operation;
     struct hp_total traffic;
 };
@@ -25,55 +40,72 @@ struct plan {
 typedef struct {
     PyObject_HEAD
     PyObject *recorder;
-    uint32_t slot;                 /* of the record */
-    pid_t owner;                   /* a forked child must not go on with the parent's MPI */
+    uint32_t slot; /* of the record */
+    pid_t owner;   /* a forked child must not go on with the parent's MPI */
     bool busy, noisy;
     struct plan plans[SLOTS];
 } HotCall;
 
-static unsigned place_of(PyArrayObject *x, Py_hash_t key)
+static unsigned place_of(PyArrayObject *array, Py_hash_t key)
 {
-    uint64_t mixed = (uint64_t)key + (uint64_t)PyArray_TYPE(x) + 31 * (uint64_t)PyArray_NDIM(x);
-    for (int i = 0; i < PyArray_NDIM(x); i++)
-        mixed = mixed * 1000003 + (uint64_t)PyArray_DIM(x, i);
+    uint64_t mixed = (uint64_t)key + (uint64_t)PyArray_TYPE(array);
+    mixed += 31 * (uint64_t)PyArray_NDIM(array);
+    for (int i = 0; i < PyArray_NDIM(array); i++)
+        mixed = mixed * 1000003 + (uint64_t)PyArray_DIM(array, i);
     return (unsigned)(mixed ^ (mixed >> 7)) & (SLOTS - 1);
 }
 
-static struct shape shape_of(PyArrayObject *x)
+static struct shape shape_of(PyArrayObject *array)
 {
-    struct shape shape = {.ndim = PyArray_NDIM(x)};
-    memcpy(shape.dims, PyArray_DIMS(x), (size_t)shape.ndim * sizeof shape.dims[0]);
+    struct shape shape = {.ndim = array ? PyArray_NDIM(array) : -1};
+    if (array)
+        memcpy(shape.dims, PyArray_DIMS(array), (size_t)shape.ndim * sizeof shape.dims[0]);
     return shape;
 }
 
-static bool has_shape(PyArrayObject *x, const struct shape *shape)
+static bool has_shape(PyObject *object, const struct shape *shape)
 {
-    return PyArray_NDIM(x) == shape->ndim &&
-           memcmp(shape->dims, PyArray_DIMS(x), (size_t)shape->ndim * sizeof shape->dims[0]) == 0;
+    if (object == Py_None)
+        return shape->ndim == -1;
+    PyArrayObject *const array = (PyArrayObject *)object;
+    return PyArray_NDIM(array) == shape->ndim &&
+           memcmp(shape->dims, PyArray_DIMS(array), (size_t)shape->ndim * sizeof shape->dims[0]) ==
+               0;
+}
+
+static void hold_way(const struct way *way)
+{
+    Py_XINCREF(way->call);
+    for (int i = 0; i < way->given; i++)
+        Py_XINCREF(way->args[i].value);
+}
+
+static void drop_way(struct way *way)
+{
+    struct way old = *way;
+    memset(way, 0, sizeof *way);
+    Py_XDECREF(old.call);
+    for (int i = 0; i < old.given; i++)
+        Py_XDECREF(old.args[i].value);
 }
 
 static void clear_plan(struct plan *plan)
 {
-    PyObject *const held[] = {plan->key, plan->call, plan->handle, plan->in_place, plan->after};
+    struct plan old = *plan;
     memset(plan, 0, sizeof *plan);
-    for (size_t i = 0; i < sizeof held / sizeof held[0]; i++)
-        Py_XDECREF(held[i]);
+    drop_way(&old.apart);
+    drop_way(&old.in_place);
+    Py_XDECREF(old.key);
+    Py_XDECREF(old.after);
 }
 
 /* Whether the plan is for calls like this; -1 with an exception set. */
-static int fits(const struct plan *plan, PyArrayObject *x, PyArrayObject *out, PyObject *key)
+static int fits(const struct plan *plan, PyObject *const *args, PyArrayObject *array)
 {
-    if (!plan->key || plan->type_num != PyArray_TYPE(x) || !has_shape(x, &plan->x) ||
-        !has_shape(out, &plan->out))
+    if (!plan->key || plan->type_num != PyArray_TYPE(array) || !has_shape(args[0], &plan->x) ||
+        !has_shape(args[2], &plan->out))
         return 0;
-    return plan->key == key ? 1 : PyObject_RichCompareBool(plan->key, key, Py_EQ);
-}
-
-static void hold(const struct plan *plan)
-{
-    PyObject *const held[] = {plan->key, plan->call, plan->handle, plan->in_place, plan->after};
-    for (size_t i = 0; i < sizeof held / sizeof held[0]; i++)
-        Py_INCREF(held[i]);
+    return plan->key == args[1] ? 1 : PyObject_RichCompareBool(plan->key, args[1], Py_EQ);
 }
 
 static PyObject *hotcall_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -111,68 +143,152 @@ static void hotcall_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-/* add(key, x, out, (call, handle, in_place, after), (verb, dtype, sent, received, messages)) */
+/* "x" and "out" stand for the call's arrays, a pair of these and a datatype for both. */
+static struct argument read_argument(PyObject *given)
+{
+    PyObject *name = given, *value = given;
+    const bool pair = PyTuple_Check(given) && PyTuple_Size(given) == 2;
+    if (pair)
+        name = PyTuple_GetItem(given, 0);
+    struct argument argument = {.what = VALUE};
+    if (PyUnicode_Check(name))
+        argument.what = PyUnicode_CompareWithASCIIString(name, "x") == 0 ? FIRST : SECOND;
+    if (argument.what != VALUE)
+        value = pair ? PyTuple_GetItem(given, 1) : NULL;
+    argument.value = value;
+    return argument;
+}
+
+/* Read (call, argument, ...) or None into `way`, without taking references. */
+static bool read_way(PyObject *given, struct way *way)
+{
+    if (given == Py_None)
+        return true;
+    const Py_ssize_t length = PyTuple_Check(given) ? PyTuple_Size(given) : 0;
+    if (length < 1 || length > MAX_ARGS + 1) {
+        PyErr_SetString(PyExc_TypeError, "add: a way is None or (call, argument, ...)");
+        return false;
+    }
+    way->call = PyTuple_GetItem(given, 0);
+    way->given = (int)length - 1;
+    for (int i = 0; i < way->given; i++)
+        way->args[i] = read_argument(PyTuple_GetItem(given, i + 1));
+    return true;
+}
+
+/* Whether the object may be x or out of a plan: nothing, or a plain array of few axes. */
+static bool may_plan(PyObject *object, PyArrayObject **array)
+{
+    *array = object == Py_None ? NULL : hp_py_plain(object);
+    return object == Py_None || (*array && PyArray_NDIM(*array) <= MAX_DIMS);
+}
+
+static void keep(HotCall *self, const struct plan *made, PyArrayObject *array, Py_hash_t hash)
+{
+    hold_way(&made->apart);
+    hold_way(&made->in_place);
+    Py_INCREF(made->key);
+    Py_INCREF(made->after);
+    struct plan *const place = &self->plans[place_of(array, hash)];
+    clear_plan(place);
+    *place = *made;
+}
+
+/* add(key, x, out, (apart, in_place, after), (verb, dtype, sent, received, messages)) */
 static PyObject *add(PyObject *object, PyObject *args)
 {
     HotCall *const self = (HotCall *)object;
     struct plan made = {.operation = {.slot = self->slot, .peer = -1}};
-    PyObject *first, *second;
+    PyObject *first, *second, *apart, *in_place;
     unsigned int verb, dtype;
     unsigned long long sent, received, messages;
-    if (!PyArg_ParseTuple(args, "OOO(OOOO)(IIKKK):add", &made.key, &first, &second, &made.call,
-                          &made.handle, &made.in_place, &made.after, &verb, &dtype, &sent,
-                          &received, &messages))
+    if (!PyArg_ParseTuple(args, "OOO(OOO)(IIKKK):add", &made.key, &first, &second, &apart,
+                          &in_place, &made.after, &verb, &dtype, &sent, &received, &messages))
         return NULL;
-    PyArrayObject *const x = hp_py_plain(first), *const out = hp_py_plain(second);
-    if (!x || !out || PyArray_NDIM(x) > MAX_DIMS || PyArray_NDIM(out) > MAX_DIMS ||
-        verb >= HP_MAX_VERBS)
+    PyArrayObject *x, *out;
+    if (!may_plan(first, &x) || !may_plan(second, &out) || (!x && !out) || verb >= HP_MAX_VERBS)
         return Py_NewRef(Py_None); /* such calls go on the long way */
     const Py_hash_t hash = PyObject_Hash(made.key);
-    if (hash == -1)
+    if (hash == -1 || !read_way(apart, &made.apart) || !read_way(in_place, &made.in_place))
         return NULL;
-    made.type_num = PyArray_TYPE(x);
+    PyArrayObject *const array = x ? x : out;
+    made.type_num = PyArray_TYPE(array);
     made.x = shape_of(x);
     made.out = shape_of(out);
     made.operation.verb = (uint16_t)verb;
     made.operation.dtype = (uint16_t)dtype;
-    made.operation.count = PyArray_SIZE(x);
-    made.operation.itemsize = (uint32_t)PyArray_ITEMSIZE(x);
+    made.operation.count = PyArray_SIZE(array);
+    made.operation.itemsize = (uint32_t)PyArray_ITEMSIZE(array);
     made.traffic = (struct hp_total){.sent = sent, .received = received, .messages = messages};
-    hold(&made);
-    struct plan *const place = &self->plans[place_of(x, hash)];
-    clear_plan(place);
-    *place = made;
+    keep(self, &made, array, hash);
     return Py_NewRef(Py_None);
 }
 
-/* Run the backend's call, then what follows it; false with the exception set. */
-static bool carry_out(const struct plan *plan, PyObject *x, PyObject *out, long pair)
+/* Make the backend's call; NULL with the exception set. */
+static PyObject *make_call(const struct way *way, PyObject *x, PyObject *out)
 {
-    PyObject *const first = pair == 2 ? plan->in_place : x;
-    PyObject *done = PyObject_CallFunctionObjArgs(plan->call, first, out, plan->handle, NULL);
-    if (done && plan->after != Py_None) {
+    PyObject *made[MAX_ARGS] = {NULL};
+    PyObject *done = NULL;
+    int ready = 0;
+    for (; ready < way->given; ready++) {
+        const struct argument *const arg = &way->args[ready];
+        PyObject *const array = arg->what == FIRST ? x : out;
+        if (arg->what == VALUE)
+            made[ready] = Py_NewRef(arg->value);
+        else
+            made[ready] = arg->value ? PyTuple_Pack(2, array, arg->value) : Py_NewRef(array);
+        if (!made[ready])
+            break;
+    }
+    if (ready == way->given) /* calls take no NULL in the middle, and end at the first one */
+        done = PyObject_CallFunctionObjArgs(way->call, made[0], made[1], made[2], made[3], made[4],
+                                            made[5], NULL);
+    while (ready > 0)
+        Py_DECREF(made[--ready]);
+    return done;
+}
+
+/* Make the backend's call, then what follows it; false with the exception set. */
+static bool carry_out(const struct way *way, PyObject *after, PyObject *x, PyObject *out)
+{
+    PyObject *done = make_call(way, x, out);
+    if (done && after != Py_None) {
         Py_DECREF(done);
-        done = PyObject_CallFunctionObjArgs(plan->after, out, NULL);
+        done = PyObject_CallFunctionObjArgs(after, out, NULL);
     }
     Py_XDECREF(done);
     return done != NULL;
 }
 
-/* Record and carry out a call by a plan of our own: the table may change meanwhile. */
+/* Record and carry out a call by copies of our own: the table may change meanwhile. */
 static PyObject *run_plan(HotCall *self, const struct plan *found, PyObject *const *args, long pair)
 {
     struct hp_recorder *const core = hp_py_recorder_core(self->recorder);
-    struct plan plan = *found;
-    hold(&plan);
-    const int64_t ticket = hp_recorder_begin(core, &plan.operation);
+    struct way way = pair == 2 ? found->in_place : found->apart;
+    const struct hp_total traffic = found->traffic;
+    PyObject *const after = Py_NewRef(found->after);
+    hold_way(&way);
+    const int64_t ticket = hp_recorder_begin(core, &found->operation);
     self->busy = true;
-    const bool fine = carry_out(&plan, args[0], args[2], pair);
+    const bool fine = carry_out(&way, after, args[0], args[2]);
     self->busy = false;
     if (fine)
-        hp_recorder_sent(core, ticket, &plan.traffic);
+        hp_recorder_sent(core, ticket, &traffic);
     hp_recorder_end(core, ticket, !fine);
-    clear_plan(&plan);
+    drop_way(&way);
+    Py_DECREF(after);
     return fine ? Py_NewRef(Py_True) : NULL;
+}
+
+/* Like hp_py_plain_pair, where either may be None: then the other must be plain. */
+static long pair_of(PyObject *x, PyObject *out)
+{
+    if (x != Py_None && out != Py_None)
+        return hp_py_plain_pair(x, out, false);
+    if (x != Py_None)
+        return hp_py_plain(x) != NULL;
+    PyArrayObject *const array = out != Py_None ? hp_py_plain(out) : NULL;
+    return array && PyArray_ISWRITEABLE(array);
 }
 
 /* run(x, key, out): True if it did the call, False if the call needs the long way. */
@@ -181,7 +297,7 @@ static PyObject *run(PyObject *object, PyObject *const *args, Py_ssize_t given)
     HotCall *const self = (HotCall *)object;
     if (given != 3)
         return PyErr_Format(PyExc_TypeError, "run: takes 3 arguments, got %zd", given);
-    const long pair = hp_py_plain_pair(args[0], args[2], false);
+    const long pair = pair_of(args[0], args[2]);
     if (pair == 0 || self->busy || self->noisy || self->owner != getpid())
         return Py_NewRef(Py_False);
     const Py_hash_t hash = PyObject_Hash(args[1]);
@@ -189,12 +305,12 @@ static PyObject *run(PyObject *object, PyObject *const *args, Py_ssize_t given)
         PyErr_Clear();
         return Py_NewRef(Py_False);
     }
-    PyArrayObject *const x = (PyArrayObject *)args[0];
-    const struct plan *const plan = &self->plans[place_of(x, hash)];
-    const int fine = fits(plan, x, (PyArrayObject *)args[2], args[1]);
+    PyArrayObject *const array = (PyArrayObject *)args[args[0] == Py_None ? 2 : 0];
+    const struct plan *const plan = &self->plans[place_of(array, hash)];
+    const int fine = fits(plan, args, array);
     if (fine < 0)
         return NULL;
-    if (!fine || (pair == 2 && plan->in_place == Py_None))
+    if (!fine || !(pair == 2 ? plan->in_place : plan->apart).call)
         return Py_NewRef(Py_False);
     return run_plan(self, plan, args, pair);
 }

@@ -56,6 +56,7 @@ struct hp_recorder *hp_py_recorder_core(PyObject *object);
 extern PyMethodDef hp_py_layout_methods[];
 extern PyMethodDef hp_py_reduce_methods[];
 extern PyMethodDef hp_py_philox_methods[];
+extern PyType_Spec hp_py_foreign_spec;
 extern PyType_Spec hp_py_hotcall_spec;
 extern PyType_Spec hp_py_pack_spec;
 extern PyType_Spec hp_py_recorder_spec;

@@ -182,3 +182,123 @@ def test_the_hot_path_is_the_same_without_checks(ranks, check):
             assert (whole == np.repeat(np.arange(group.size) + i, 2)).all()
 
     ranks(body, check=check)
+
+
+def data(rank, i, shape=(6,)):
+    return np.arange(float(np.prod(shape))).reshape(shape) + 100 * rank + i
+
+
+def check_reduce(group, i, root):
+    x, total = data(group.rank, i), sum(data(r, i) for r in range(group.size))
+    for op, want in (("sum", total), ("mean", total / group.size)):
+        for out in (np.zeros(6), x.copy()):
+            at_root = group.rank == root
+            given = {"out": out} if at_root else {}
+            got = group.reduce(out if (out == x).all() else x, op, root=root, **given)
+            assert (got is out) == at_root
+            assert got is None or (got == want).all()
+            assert at_root or group.reduce(x, op, root=root, out=out) is None
+            if at_root:
+                group.reduce(x, op, root=root)
+
+
+def check_scan(group, i, root):
+    for exclusive in (False, True):
+        upto = range(group.rank + (not exclusive))
+        want = sum((data(r, i) for r in upto), np.zeros(6))
+        x, out = data(group.rank, i), np.full(6, np.nan)
+        assert group.scan(x, exclusive=exclusive, out=out) is out
+        assert (out == want).all()
+        assert group.scan(x, exclusive=exclusive, out=x) is x
+        assert (x == want).all()
+
+
+def check_gather(group, i, root):
+    for sizes in ("equal", (2,) * group.size):
+        x, out = data(group.rank, i, (2, 3)), np.zeros((2 * group.size, 3))
+        got = group.gather(x, root=root, sizes=sizes, out=out)
+        assert got is (out if group.rank == root else None)
+        want = np.concatenate([data(r, i, (2, 3)) for r in range(group.size)])
+        assert (out == (want if group.rank == root else 0)).all()
+
+
+def check_scatter(group, i, root):
+    n = 2 * group.size
+    whole, out = data(root, i, (n, 3)), np.zeros((2, 3))
+    given = whole if group.rank == root else None
+    assert group.scatter(given, root=root, out=out) is out
+    assert (out == whole[2 * group.rank : 2 * group.rank + 2]).all()
+    uneven = (n, *[0] * (group.size - 1))  # the last rank may get nothing
+    part = np.zeros((uneven[group.rank], 3))
+    group.scatter(whole, root=root, sizes=uneven if group.rank == root else None, out=part)
+    assert (part == whole[: len(part)]).all()
+    columns = np.zeros((n, 1))
+    sizes = (1, 2) + (0,) * (group.size - 2) if group.size > 1 else (3,)
+    columns = np.zeros((n, sizes[group.rank]))
+    group.scatter(given, root=root, axis=1, sizes=sizes, out=columns)
+    begin = sum(sizes[: group.rank])
+    assert (columns == whole[:, begin : begin + sizes[group.rank]]).all()
+
+
+def check_all_to_all(group, i, root):
+    n = group.size
+    x, want = data(group.rank, i, (2 * n, 3)), []
+    for r in range(n):
+        want.append(data(r, i, (2 * n, 3))[2 * group.rank : 2 * group.rank + 2])
+    for sizes in ("equal", None):
+        out, there = np.zeros((2 * n, 3)), x.copy()
+        assert group.all_to_all(x, sizes=sizes, out=out) is out
+        assert (out == np.concatenate(want)).all()
+        assert group.all_to_all(there, sizes=sizes, out=there) is there
+        assert (there == np.concatenate(want)).all()
+    turned = np.ascontiguousarray(x.T)
+    got = group.all_to_all(turned, axis=1, sizes="equal", out=np.zeros_like(turned))
+    assert (np.concatenate(want) == got.T).all()
+
+
+@pytest.mark.parametrize("check", ["off", "auto"])
+@pytest.mark.parametrize(
+    "body", [check_reduce, check_scan, check_gather, check_scatter, check_all_to_all]
+)
+def test_every_verb_stays_right(ranks, body, check):
+    def work(group):
+        for i in range(SETTLED):
+            body(group, i, root=group.size - 1)
+
+    ranks(work, check=check)
+
+
+@pytest.mark.sizes(1, 2, 3)
+def test_scatter_without_checks_refuses_at_once(ranks):
+    """With out= given nobody waits for a word of the root; each rank looks at what it gave."""
+
+    def body(group):
+        x = np.arange(2.0 * group.size) if group.rank == 0 else None
+        with pytest.raises(ArgumentError, match="read-only"):
+            group.scatter(x, out=np.broadcast_to(0.0, (2,)))
+        if group.rank == 0 and group.backend == "mpi":  # threads always compare, for nothing
+            for bad, message in ((np.zeros(3), "shape"), (np.zeros(2, int), "dtype")):
+                with pytest.raises(ArgumentError, match=message):
+                    group.scatter(x, out=bad)
+        assert (group.scatter(x, out=np.zeros(2)) == 2 * group.rank + np.arange(2)).all()
+
+    ranks(body, check="off")
+
+
+@pytest.mark.sizes(2, 3)
+def test_all_to_all_equal_is_checked(ranks):
+    def body(group):
+        n = group.size
+        with pytest.raises(ArgumentError, match="divide, axis 0 has"):
+            group.all_to_all(np.zeros(n + 1), sizes="equal")
+        with pytest.raises(ArgumentError, match="'equal' or ints"):
+            group.all_to_all(np.zeros(n), sizes="even")
+        with pytest.raises(MismatchError, match="shape"):
+            group.all_to_all(np.zeros(n if group.rank else 2 * n), sizes="equal")
+        with pytest.raises(MismatchError, match="sizes"):
+            group.all_to_all(np.zeros(n), sizes="equal" if group.rank else None)
+        with pytest.raises(ArgumentError, match="out has shape"):
+            group.all_to_all(np.zeros(n), sizes="equal", out=np.zeros(n + 1))
+        assert (group.all_to_all(np.arange(1.0 * n), sizes="equal") == group.rank).all()
+
+    ranks(body)

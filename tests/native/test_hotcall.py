@@ -9,6 +9,8 @@ import pytest
 from hpcpar._core import HotCall, Recorder
 
 SUM = 2  # any verb
+COUNTED = (SUM, 12, 1, 2, 3)  # verb, dtype, bytes sent and received, messages
+HANDLE, IN_PLACE = object(), object()
 
 
 @pytest.fixture
@@ -23,9 +25,10 @@ def hot(recorder):
     return HotCall(recorder, 0)
 
 
-def add(hot, like, call, key="sum", after=None, out=None, in_place="in place"):
-    calls, recorded = (call, "handle", in_place, after), (SUM, 12, 1, 2, 3)
-    hot.add(key, like, like if out is None else out, calls, recorded)
+def add(hot, like, call, key="sum", after=None, out=None, in_place=True):
+    apart = (call, "x", "out", HANDLE)
+    there = (call, IN_PLACE, "out", HANDLE) if in_place else None
+    hot.add(key, like, like if out is None else out, (apart, there, after), COUNTED)
 
 
 def nothing(*args):
@@ -39,8 +42,8 @@ def test_a_known_call_is_made_and_recorded(hot, recorder):
     assert hot.run(x, "".join(["s", "um"]), x)  # not interned; in place
     assert seen[0][0] is x
     assert seen[0][1] is y
-    assert seen[1][0] == "in place"
-    assert [args[2] for args in seen] == ["handle", "handle"]
+    assert seen[1][0] is IN_PLACE
+    assert [args[2] for args in seen] == [HANDLE, HANDLE]
     first, second = recorder.last(2)
     assert first[:7] == (0, 0, SUM, 12, 4, 4, -1)
     assert second[1] == 1
@@ -122,9 +125,44 @@ def test_keys_hold_the_verb_and_out_has_a_shape_of_its_own(hot):
 
 def test_calls_that_cannot_be_in_place_go_the_long_way(hot):
     x = np.ones(3)
-    add(hot, x, nothing, in_place=None)
+    add(hot, x, nothing, in_place=False)
     assert hot.run(x, "sum", np.zeros(3))
     assert hot.run(x, "sum", x) is False
+
+
+def test_arguments_stand_where_the_plan_has_them(hot):
+    x, y, seen = np.ones(3), np.zeros(3), []
+
+    def call(*args):
+        seen.append(args)
+
+    apart = (call, ("out", HANDLE), 5, ("x", HANDLE), None, (1, 2), "x")
+    hot.add("sum", x, y, (apart, (call,), None), COUNTED)
+    assert hot.run(x, "sum", y)
+    assert hot.run(x, "sum", x)
+    assert seen[0] == ((y, HANDLE), 5, (x, HANDLE), None, (1, 2), x)
+    assert seen[0][0][0] is y
+    assert seen[0][5] is x
+    assert seen[1] == ()
+
+
+@pytest.mark.parametrize("missing", ["x", "out"])
+def test_a_rank_may_have_one_array_only(hot, missing):
+    array, seen = np.ones(3, np.float32), []
+    x, out = (None, array) if missing == "x" else (array, None)
+    way = (lambda *args: seen.append(args), "x", "out")
+    hot.add("k", x, out, (way, None, None), COUNTED)
+    assert hot.run(x, "k", out)
+    assert seen == [(x, out)]
+    assert hot.run(array, "k", array.copy()) is False
+    assert hot.run(None, "k", None) is False
+    assert hot.run(out, "k", x) is False
+    other = np.ones(3)
+    assert hot.run(None if x is None else other, "k", None if out is None else other) is False
+    hot.add("k", None, None, (way, None, None), COUNTED)  # nothing to know a call by
+    if missing == "x":
+        array.flags.writeable = False
+        assert hot.run(None, "k", array) is False
 
 
 def test_noise_and_forks_stop_it(hot):
@@ -158,10 +196,10 @@ def test_nothing_is_leaked(recorder):
     for _ in range(3):
         hot = HotCall(recorder, 0)
         for _ in range(5):
-            hot.add("sum", x, x, (call, handle, None, None), (SUM, 12, 1, 2, 3))
+            hot.add("sum", x, x, ((call, ("x", handle), "out", handle), None, None), COUNTED)
             hot.run(x, "sum", np.zeros(3))
         hot.forget()
-        hot.add("sum", x, x, (call, handle, None, None), (SUM, 12, 1, 2, 3))
+        hot.add("sum", x, x, (None, (call, handle, "out"), None), COUNTED)
         del hot
     assert [sys.getrefcount(o) for o in (x, call, handle, recorder)] == before
 
@@ -172,6 +210,9 @@ def test_bad_arguments_are_refused(hot, recorder):
     with pytest.raises(TypeError, match="3 arguments"):
         hot.run(np.ones(3))
     with pytest.raises(TypeError):
-        hot.add("sum", np.ones(3), np.ones(3), (nothing, None), (SUM, 12, 1, 2, 3))
+        hot.add("sum", np.ones(3), np.ones(3), (nothing, None), COUNTED)
+    for way in ((), nothing, (nothing, 1, 2, 3, 4, 5, 6, 7)):
+        with pytest.raises(TypeError, match="a way is"):
+            hot.add("sum", np.ones(3), np.ones(3), (way, None, None), COUNTED)
     with pytest.raises(TypeError, match="unhashable"):
         add(hot, np.ones(3), nothing, key=["sum"])

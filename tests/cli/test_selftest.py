@@ -120,7 +120,8 @@ def test_without_an_mpi_ranks_are_threads_unless_mpi_is_asked_for(monkeypatch, c
 
 
 def test_processes(capfd):
-    assert cli.main(["selftest", "-n", "2", "--cases", "12", "--first", "3", "--seed", "8"]) == 0
+    words = ["--backend", "mpi", "-n", "2", "--cases", "12", "--first", "3", "--seed", "8"]
+    assert cli.main(["selftest", *words]) == 0
     told = capfd.readouterr()
     assert told.out.startswith("selftest, seed 8: 12 cases in ")
     assert "backend      mpi" in told.out

@@ -1,0 +1,265 @@
+"""One rank's shared memory: a long sparse file, mapped once, grown by its owner, checked by peers.
+
+The file is as long as it will ever be, so that growing needs no new mapping; only what the owner
+has reserved takes memory. Reserving first is what makes a full machine an error: a page that is
+merely touched when there is none left kills the process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import stat
+import struct
+from contextlib import suppress
+from typing import NamedTuple
+
+from ..errors import BackendUnavailable
+
+__all__ = [
+    "DEFAULT_LENGTH",
+    "HEADER_BYTES",
+    "LAYOUT_VERSION",
+    "LEAST_LENGTH",
+    "MAGIC",
+    "Identity",
+    "Window",
+    "create_memory",
+    "fit_length",
+    "is_foreign",
+    "longest_file",
+    "mappable_bytes",
+]
+
+MAGIC = b"hpcparW1"
+LAYOUT_VERSION = 1
+#: Bytes of a window before its heap; the owner reserves them before anybody else maps it.
+HEADER_BYTES = 4096
+DEFAULT_LENGTH = 1 << 36
+#: A shorter window would hold no group.
+LEAST_LENGTH = 1 << 20
+
+_HEADER = struct.Struct("<8sIi16sQ")
+_MAP_NORESERVE = 0x4000  # Python names it from 3.13 on; the value is that of x86-64 and aarch64
+_MFD_NOEXEC_SEAL = 0x8  # not known before Linux 6.3, which asks for it in the kernel's log
+_MOST_ADDRESSES = 1 << 46  # half of what a process can address on most machines
+_STEP = 1 << 26  # a signal makes the kernel undo a reservation, so large ones go in steps
+
+
+class Identity(NamedTuple):
+    """What the header of a window says.
+
+    Attributes
+    ----------
+    rank : int
+        Global rank of the owner.
+    key : bytes
+        16 random bytes of the job.
+    length : int
+        Bytes of the window.
+    """
+
+    rank: int
+    key: bytes
+    length: int
+
+
+class Window:
+    """A mapped window. The owner makes it by `create`, peers by `attach`.
+
+    Attributes
+    ----------
+    identity : Identity
+    buffer : mmap.mmap
+        The whole window, writable; only what its owner has reserved may be touched.
+    """
+
+    def __init__(self, identity: Identity, fd: int, *, own: bool) -> None:
+        self.identity = identity
+        flags = mmap.MAP_SHARED | _MAP_NORESERVE
+        self.buffer = mmap.mmap(fd, identity.length, flags=flags)
+        # A core dump would read, and so allocate, every page of the sparse part.
+        self.buffer.madvise(mmap.MADV_DONTDUMP)
+        self._fd = fd if own else -1
+        self._reserved = HEADER_BYTES
+
+    @classmethod
+    def create(cls, fd: int, identity: Identity) -> Window:
+        """Make an empty file the window of this rank. Local; `fd` is the window's on success.
+
+        Raises
+        ------
+        OSError
+            The file cannot be that long, or there is no memory for its header.
+        """
+        os.ftruncate(fd, identity.length)
+        os.posix_fallocate(fd, 0, HEADER_BYTES)
+        rank, key, length = identity
+        os.pwrite(fd, _HEADER.pack(MAGIC, LAYOUT_VERSION, rank, key, length), 0)
+        return cls(identity, fd, own=True)
+
+    @classmethod
+    def attach(cls, fd: int, expected: Identity) -> Window:
+        """Map the window of a peer. Local; `fd` stays the caller's.
+
+        Raises
+        ------
+        BackendUnavailable
+            It belongs to another user, or is not the window that was expected.
+        """
+        who = f"window of rank {expected.rank}"
+        info = os.fstat(fd)
+        if is_foreign(info.st_uid):
+            raise BackendUnavailable(
+                f"{who}: it belongs to user {info.st_uid}, and this process runs as "
+                f"{os.geteuid()}. Start all ranks as one user."
+            )
+        if not stat.S_ISREG(info.st_mode) or info.st_size != expected.length:
+            raise BackendUnavailable(
+                f"{who}: {info.st_size} bytes came, {expected.length} were agreed."
+            )
+        _check_header(os.pread(fd, _HEADER.size, 0), expected, who)
+        return cls(expected, fd, own=False)
+
+    def fileno(self) -> int:
+        """Return the descriptor of my own window."""
+        return self._fd
+
+    def grow(self, nbytes: int) -> None:
+        """Reserve the first `nbytes` bytes of my own window. Local; what is reserved stays.
+
+        Raises
+        ------
+        MemoryError
+            The machine, or the file system of the window, has not that much left.
+        """
+        if nbytes > self.identity.length:
+            raise MemoryError(
+                f"node engine: {nbytes} bytes of shared memory are needed, but {self._whose()} is "
+                f"{self.identity.length} bytes long. Use smaller buffers, or raise the limits on "
+                "address space and file size (ulimit -v, ulimit -f)."
+            )
+        self._check_free(nbytes)
+        while self._reserved < nbytes:
+            size = min(_STEP, nbytes - self._reserved)
+            try:
+                os.posix_fallocate(self._fd, self._reserved, size)
+            except OSError as error:
+                raise self._full(nbytes, os.strerror(error.errno or 0)) from error
+            self._reserved += size
+
+    def _check_free(self, nbytes: int) -> None:
+        # The kernel would go on reserving until it has to kill somebody.
+        free = _free_memory()
+        if free is not None and nbytes - self._reserved > free:
+            raise self._full(nbytes, f"{free} bytes of memory are free on this machine")
+
+    def _full(self, nbytes: int, reason: str) -> MemoryError:
+        return MemoryError(
+            f"node engine: {self._whose()} cannot grow from {self._reserved} to {nbytes} bytes: "
+            f"{reason}. Use smaller buffers or fewer ranks on this node."
+        )
+
+    def _whose(self) -> str:
+        return f"the window of rank {self.identity.rank}"
+
+    def close(self) -> None:
+        """Unmap the window, or let the last view of it do so. Local; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        with suppress(BufferError):  # somebody holds a view; the mapping ends with it
+            self.buffer.close()
+
+
+def create_memory() -> int:
+    """Return the descriptor of a new file in memory that has no name anywhere. Local."""
+    try:
+        return os.memfd_create("hpcpar", os.MFD_CLOEXEC | _MFD_NOEXEC_SEAL)
+    except OSError:
+        return os.memfd_create("hpcpar", os.MFD_CLOEXEC)
+
+
+def is_foreign(uid: int) -> bool:
+    """Tell whether `uid`, as the kernel shows it to me, is another user than mine. Local.
+
+    In a user namespace the kernel shows users that have no number there as the overflow user, who
+    may be anybody: then nothing is known, and the job key decides.
+    """
+    return uid != os.geteuid() and uid != _unknown_user()
+
+
+def _unknown_user() -> int:
+    """Return the overflow user; -1 where every user has a number."""
+    if _read("/proc/self/uid_map").split() == ["0", "0", "4294967295"]:
+        return -1
+    return int(_read("/proc/sys/kernel/overflowuid") or 65534)
+
+
+def mappable_bytes() -> int:
+    """Return how many bytes of address space this process can still map, to a power of two."""
+    size = _MOST_ADDRESSES
+    while size:
+        try:
+            mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE, prot=0).close()
+            return size
+        except OSError:
+            size //= 2
+    return 0
+
+
+def longest_file() -> int:
+    """Return how long this process may make a file. Local."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return _MOST_ADDRESSES if limit == resource.RLIM_INFINITY else limit
+
+
+def fit_length(length: int, file: int, room: int, num_windows: int) -> int:
+    """Return how long a window can be: `length`, else the largest power of two that fits.
+
+    Local and pure. All windows together take at most half of `room` bytes of address space, each
+    at most `file`.
+
+    Examples
+    --------
+    >>> fit_length(64, 1000, 1000, 2), fit_length(64, 50, 1000, 2), fit_length(64, 1000, 100, 2)
+    (64, 32, 16)
+    """
+    most = min(file, room // 2 // num_windows)
+    return length if length <= most else 1 << most.bit_length() >> 1
+
+
+def _free_memory() -> int | None:
+    found = {}
+    for line in _read("/proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        found[name] = value.split()[0]
+    if "MemAvailable" not in found:
+        return None
+    return 1024 * (int(found["MemAvailable"]) + int(found.get("SwapFree", 0)))
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _check_header(page: bytes, expected: Identity, who: str) -> None:
+    magic, version, rank, key, length = _HEADER.unpack(page)
+    for name, value, right in (
+        ("magic", magic, MAGIC),
+        ("layout version", version, LAYOUT_VERSION),
+        ("rank", rank, expected.rank),
+        ("length", length, expected.length),
+    ):
+        if value != right:
+            raise BackendUnavailable(
+                f"{who}: its {name} is {value!r}, not {right!r}. Run one version of hpcpar on all "
+                "ranks."
+            )
+    if key != expected.key:
+        raise BackendUnavailable(f"{who}: its key is another job's.")

@@ -61,6 +61,7 @@ def check_shared(found):
     """See that each rank writes its window and all ranks of its node read it."""
     for rank, windows in enumerate(found):
         windows.grow(1 << 16)
+        assert os.fstat(windows.fileno()).st_blocks * 512 >= 1 << 16
         windows.buffers[windows.index][10_000] = rank + 1
     for windows in found:
         assert [buffer[10_000] for buffer in windows.buffers] == [r + 1 for r in windows.ranks]
@@ -253,6 +254,8 @@ def test_a_view_outlives_the_windows():
     assert found[0].buffers == ()
     with pytest.raises(GroupFailed, match="shared memory is closed"):
         found[0].grow(1)
+    with pytest.raises(GroupFailed, match="shared memory is closed"):
+        found[0].fileno()
 
 
 def test_a_full_queue_of_callers_is_waited_for(monkeypatch):

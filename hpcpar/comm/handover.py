@@ -18,7 +18,7 @@ from typing import NamedTuple, TypedDict
 
 from ..errors import ArgumentError, BackendUnavailable, GroupFailed, HpcparError
 from .bootstrap import Bootstrap
-from .window import DEFAULT_LENGTH, Window, fit_length, longest_file, mappable_bytes
+from .window import DEFAULT_LENGTH, fit_length, longest_file, mappable_bytes
 from .window_ways import FileWay, Place, SocketWay, Way, hang_up
 
 __all__ = ["NodeWindows", "open_windows"]
@@ -101,23 +101,10 @@ class NodeWindows:
         GroupFailed
             The windows are closed, or this process was forked from the one that made them.
         """
-        self._mine().grow(nbytes)
-
-    def fileno(self) -> int:
-        """Return the descriptor of my own window, open until `close`, for who reserves in C. Local.
-
-        Raises
-        ------
-        GroupFailed
-            The windows are closed, or this process was forked from the one that made them.
-        """
-        return self._mine().fileno()
-
-    def _mine(self) -> Window:
         self._check_process()
         if not self._windows:
             raise GroupFailed("node engine: the shared memory is closed.")
-        return self._windows[self.index]
+        self._windows[self.index].grow(nbytes)
 
     def close(self) -> None:
         """Hang up and unmap. Local; a second call does nothing.

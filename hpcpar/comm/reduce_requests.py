@@ -54,12 +54,21 @@ class _TreeReduction(Request):
 
     def agreed(self) -> list[str]:
         """Name what every rank must pass alike."""
-        fields = [f"verb={self.verb}", f"op={self.reduction}"]
+        fields = [f"verb={self.verb}", f"op={self.reduction}", *self._place()]
         arrays = [leaf.array for leaf in self.leaves]
         if self.structure is None:
             return [*fields, f"dtype={arrays[0].dtype.name}", f"shape={arrays[0].shape}"]
         kinds = ", ".join(f"{a.dtype.name}{a.shape}" for a in arrays)
         return [*fields, f"tree={self.structure.digest().hex()[:8]}", f"leaves=[{kinds}]"]
+
+    def _place(self) -> list[str]:
+        """Say whether the call is in place: MPI wants that of all ranks, or of none."""
+        return ["place=in"] if self.in_place_everywhere and self.leaves[0].in_place else []
+
+    @property
+    def in_place_everywhere(self) -> bool:
+        """Whether ranks must agree on being in place: where there is one array, and no root."""
+        return self.structure is None and self.root < 0
 
     def agreed_nbytes(self) -> int:
         """Return the bytes by which ranks decide alike."""
@@ -96,6 +105,8 @@ class _TreeReduction(Request):
 
     def receive(self, chosen: list[Operand], send: Array) -> Array | None:
         """Return the buffer for the result of `chosen`; None where there is none."""
+        if len(chosen) == 1 and chosen[0].in_place:
+            return send  # on every rank, whatever its layout: MPI wants all in place, or none
         if len(chosen) == 1:
             return chosen[0].target(self.view.memory, chosen[0].array.shape)
         return self.view.memory.empty((send.size,), send.dtype)

@@ -297,3 +297,16 @@ def test_chunks_give_the_same_bits(ranks):
             assert np.array(call()).tobytes() == wanted.tobytes()
 
     ranks(body, check="full")
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16])
+def test_narrow_integers_wrap(ranks, dtype):
+    """Vector code of Open MPI stays at the largest value."""
+
+    def body(group):
+        top = np.iinfo(dtype).max
+        x = np.full(257, top, dtype)
+        want = np.array(top).astype(np.int64) * group.size
+        assert (group.all_reduce(x) == want.astype(dtype)).all()
+
+    ranks(body)

@@ -175,6 +175,118 @@ class ForeignCall:
     def __call__(self, x: _Array | None, out: _Array | None, /) -> None: ...
 
 @final
+class Node:
+    """The windows of the ranks of a node, as the node engine sees them.
+
+    Parameters
+    ----------
+    windows : tuple of ndarray
+        The bytes of every rank's window, mine among them.
+    index : int
+        My place.
+    fd : int
+        My window's descriptor, in which memory is reserved; -1: all of it is there.
+    sockets : tuple of int
+        A socket to each rank whose hang-up is its death; may be shorter, or hold -1.
+    spins, chunk : int
+        Looks before a wait sleeps; bytes of a chunk, equal on all ranks.
+    """
+
+    def __new__(
+        cls,
+        windows: tuple[_Array, ...],
+        index: int,
+        fd: int,
+        sockets: tuple[int, ...],
+        spins: int,
+        chunk: int,
+    ) -> Node: ...
+    def claim(self, key: int, /) -> int:
+        """Take an area of my window for a group."""
+    def find(self, peer: int, key: int) -> int | None:
+        """Return a peer's area for a group, None if it has none yet."""
+    def close(self, area: int, /) -> None:
+        """Say that I read nobody's area of this group any more."""
+    def release(self, area: int, /) -> None:
+        """Give an area back, which no peer reads any more."""
+    def is_closed(self, peer: int, area: int, key: int) -> bool:
+        """Whether a peer has closed its area of this group."""
+    def leave(self, failed: bool, /) -> None:
+        """Tell all ranks of the node that I take part in nothing any more."""
+    def is_dead(self, peer: int, /) -> bool:
+        """Whether a peer's process is gone."""
+
+@final
+class Team:
+    """A group on one lane of the node engine.
+
+    Parameters
+    ----------
+    node : Node
+    members, areas : tuple of int
+        Places on the node, and areas in the windows there, by rank in the group.
+    rank, lane : int
+    """
+
+    def __new__(
+        cls, node: Node, members: tuple[int, ...], areas: tuple[int, ...], rank: int, lane: int
+    ) -> Team: ...
+    def give_up(self) -> None:
+        """Tell ranks that come late that I wait no more."""
+    def take_headers(self) -> list[bytes] | None:
+        """Return the headers of a call that left the hot path, once."""
+
+@final
+class NodeCall:
+    """A collective of a team. Called as ``call(x, out)`` it blocks; False: only headers came.
+
+    Parameters
+    ----------
+    team : Team
+    verb, dtype, op, root : int
+        As the engine numbers them; root -1: none.
+    nbytes : int
+        Of what I send, or of what a broadcast brings.
+    counts : tuple
+        Bytes to and from each rank; an empty tuple where the verb has none.
+    scales : tuple
+        A factor per rank or None, and a divisor or None.
+    agreed : tuple
+        64 bits that must be equal on all ranks; whether the data may move if they are; the header;
+        the record and slot whose operation number goes into the header, or None.
+    failed : callable
+        Makes the exception from an error's number and the rank that was waited for.
+    limit : int
+        Nanoseconds that a blocking call may take.
+    """
+
+    def __new__(
+        cls,
+        team: Team,
+        verb: int,
+        dtype: int,
+        op: int,
+        root: int,
+        nbytes: int,
+        counts: tuple[tuple[int, ...], tuple[int, ...]],
+        scales: tuple[tuple[float, ...] | None, float | None],
+        agreed: tuple[int, bool, bytes, tuple[Recorder, int] | None],
+        failed: Callable[[int, int], BaseException],
+        limit: int,
+    ) -> NodeCall: ...
+    def __call__(self, x: _Array | None, out: _Array | None, /) -> bool: ...
+    def start(self, x: _Array | None, out: _Array | None) -> bool | None:
+        """Begin; True: done, False: only the headers came, None: pending."""
+    def test(self) -> bool | None:
+        """Move on; the same answers."""
+    def wait(self, nanoseconds: int, /) -> bool | None:
+        """Wait for the end, that long at most; the same answers."""
+    def headers(self) -> list[bytes]:
+        """Return what all ranks say of this call."""
+    def missing(self) -> list[int]:
+        """Return the ranks that keep this call waiting."""
+
+@final
 class HotCall:
     """The hot path of blocking verbs: look-up, record and the backend's call in one go.
 
@@ -199,8 +311,9 @@ class HotCall:
         `calls` is (apart, in_place, after): how the call is made where x and out are two arrays,
         how where they are one, what is called with out afterwards. A way is (callable, argument,
         ...) with up to 6 arguments, where "x" and "out" stand for the arrays and ``("x", type)``
-        for that pair; None sends such calls the long way. `recorded` is (verb, dtype, bytes sent,
-        bytes received, messages). Arrays of more than 8 axes go the long way.
+        for that pair; None: as an earlier plan for such calls says, else the long way. `recorded`
+        is (verb, dtype, bytes sent, bytes received, messages). Arrays of more than 8 axes go the
+        long way.
         """
     def forget(self) -> None:
         """Drop all plans."""

@@ -3,6 +3,7 @@
 import os
 import traceback
 from contextlib import contextmanager
+from functools import cache
 
 import pytest
 
@@ -19,12 +20,23 @@ ON_MPI = launch.is_launched(os.environ)
 
 
 def pytest_generate_tests(metafunc):
-    if "ranks" in metafunc.fixturenames:
-        marker = metafunc.definition.get_closest_marker("sizes")
-        sizes = [n for n in (marker.args if marker else SIZES) if not ON_MPI or n <= world().size]
-        if ON_MPI and not marker:
-            sizes = [world().size]
-        metafunc.parametrize("ranks", sizes, indirect=True, ids=[f"n{n}" for n in sizes])
+    if "ranks" not in metafunc.fixturenames:
+        return
+    marker = metafunc.definition.get_closest_marker("sizes")
+    sizes = marker.args if marker else SIZES
+    if ON_MPI:
+        sizes = [n for n in sizes if n <= world().size] if marker else [world().size]
+    backends = backends_for(metafunc.definition.path.parent.name)
+    params = [(n, backend) for backend in backends for n in sizes]
+    ids = [f"n{n}-{b}" if len(backends) > 1 else f"n{n}" for n, b in params]
+    metafunc.parametrize("ranks", params, indirect=True, ids=ids)
+
+
+def backends_for(room):
+    """Return who is to carry the tests of a room: all that can, for the tests of carrying."""
+    if not ON_MPI or room != "comm":
+        return ["auto"]
+    return ["mpi", "node"] if world().size > 1 else ["mpi"]
 
 
 def pytest_collection_modifyitems(config, items):
@@ -39,26 +51,31 @@ def pytest_collection_modifyitems(config, items):
     items[:] = keep
 
 
-def world():
-    return hp.init()
+@cache
+def world(backend="auto"):
+    """Return all ranks, carried by `backend`; made once, and ended with the process."""
+    if backend == "auto":
+        return hp.init()
+    return _on_mpi(Settings(backend=backend), hp.init().mpi_comm).group
 
 
 @pytest.fixture
 def ranks(request):
     """Return a function that runs ``body(group)`` on every rank and returns my result."""
+    size, backend = request.param
     if not ON_MPI:
-        return lambda body, **how: run_ranks(request.param, body, **how)
-    return lambda body, **how: run_on_mpi(request.param, body, **how)
+        return lambda body, **how: run_ranks(size, body, **how)
+    return lambda body, **how: run_on_mpi(size, backend, body, **how)
 
 
-def run_on_mpi(size, body, **how):
+def run_on_mpi(size, backend, body, **how):
     """Run the body on the first `size` ranks of the world; all fail with the first traceback."""
-    everyone = world()
+    everyone = world(backend)
     group = everyone.subgroup(range(size))
     text, result = "", None
     if group.rank >= 0:
         try:
-            with with_settings(group, **how) as own:
+            with with_settings(group, backend, **how) as own:
                 result = body(own)
         except BaseException:
             text = traceback.format_exc()
@@ -71,13 +88,14 @@ def run_on_mpi(size, body, **how):
 
 
 @contextmanager
-def with_settings(group, **how):
+def with_settings(group, backend, **how):
     """Make the group the default; one with settings of its own is a world of its own."""
     if not how:
         with group:
             yield group
         return
-    made = _on_mpi(Settings(backend="mpi", **how), group.mpi_comm)
+    alone = "mpi" if group.size == 1 else backend  # one rank needs no node
+    made = _on_mpi(Settings(backend=alone, **how), group.mpi_comm)
     try:
         with made.group:
             yield made.group

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from .._arrays import Array
+from .._core import Recorder
 
-__all__ = ["Arrived", "Backend", "Direct", "Operation", "Way"]
+__all__ = ["Agreement", "Arrived", "Backend", "Direct", "Operation", "Way"]
 
 
 class Arrived(NamedTuple):
@@ -131,6 +132,29 @@ class Direct(NamedTuple):
 
     apart: Way | None
     in_place: Way | None
+    #: Whether the call divides by the operation's divisor itself.
+    divides: bool = False
+
+
+class Agreement(NamedTuple):
+    """What all ranks must mean alike, for a backend that compares it in the same call.
+
+    Attributes
+    ----------
+    print : int
+        64 bits over it.
+    header : bytes
+        It in words, HEADER_NBYTES long.
+    failed : callable
+        Makes the exception from an error's number and the rank that was waited for.
+    record : (Recorder, int) or None
+        Where the number of the group's operation stands: its record, its slot.
+    """
+
+    print: int
+    header: bytes
+    failed: Callable[[int, int], BaseException]
+    record: tuple[Recorder, int] | None = None
 
 
 class Backend(ABC):
@@ -144,12 +168,15 @@ class Backend(ABC):
         The communicator, where there is one.
     always_checks : bool
         Whether every collective is compared across ranks first, whatever `check` says.
+    compares_itself : bool
+        Whether calls of the hot path are compared too, in the call itself.
     """
 
     name: str
     rank: int
     size: int
     always_checks = False
+    compares_itself = False
     mpi_comm: Any = None
 
     @abstractmethod
@@ -176,9 +203,16 @@ class Backend(ABC):
     def close(self) -> None:
         """Free what the backend holds; collective."""
 
-    def direct(self, op: Operation) -> Direct | None:
-        """Return the one blocking call that `op` on plain arrays ends in, if there is one."""
+    def direct(self, op: Operation, agreement: Agreement | None) -> Direct | None:
+        """Return the one blocking call that `op` on plain arrays ends in, if there is one.
+
+        `agreement` is None where the ranks know too little to compare in the call itself.
+        """
         return None
+
+    def error(self, code: int, rank: int) -> BaseException:
+        """Return the exception for an error's number, where `rank` was waited for."""
+        return OSError(code, f"rank {rank}")
 
     def give_up(self) -> None:  # noqa: B027
         """Tell ranks that come late to a collective that this one waits no more, if possible."""

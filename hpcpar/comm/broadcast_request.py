@@ -74,6 +74,10 @@ class Broadcast(Request):
         """Name what every rank must pass alike."""
         return ["verb=broadcast", f"root={self.root}"]
 
+    def fingerprint(self) -> list[str] | None:
+        """Add what comes to what must agree."""
+        return [*self.agreed(), *self.given]
+
     def local(self) -> list[str]:
         """Name what only this rank knows."""
         return self.given if self.refused is None else [f"refused={self.refused}"]

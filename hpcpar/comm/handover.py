@@ -45,6 +45,8 @@ class NodeWindows:
         Bytes of each window.
     key : bytes
         16 random bytes of the job.
+    pid : int
+        The process whose windows they are.
     """
 
     def __init__(self, place: Place, way: Way | None, why: str) -> None:
@@ -53,7 +55,7 @@ class NodeWindows:
         self.how, self.why = way.name if way else "none", why
         self._windows = way.windows if way else {}
         self._sockets = way.sockets if way else {}
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         # A forked child holds the sockets open, which would hide the death of its parent.
         os.register_at_fork(after_in_child=partial(_drop_sockets, weakref.ref(self)))
 
@@ -124,9 +126,9 @@ class NodeWindows:
         self._sockets = {}
 
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:
+        if os.getpid() != self.pid:
             raise GroupFailed(
-                f"node engine: the shared memory is process {self._pid}'s, and process "
+                f"node engine: the shared memory is process {self.pid}'s, and process "
                 f"{os.getpid()} was forked from it. Communicate from the parent only, or start "
                 "the child with the 'spawn' method."
             )

@@ -234,6 +234,10 @@ class Scatter(Request):
         """Name what every rank must pass alike."""
         return ["verb=scatter", f"root={self.root}"]
 
+    def fingerprint(self) -> list[str] | None:
+        """Only the root knows what comes."""
+        return None
+
     def local(self) -> list[str]:
         """Name what only this rank knows."""
         if self.refused is not None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from .._arrays import Array, dtype_name
 from .._core import plain_pair, reduce
-from .backend import Backend, Direct, Operation
+from .backend import Agreement, Backend, Direct, Operation
 from .bootstrap import load_mpi
 from .mpi_direct import TAG, DirectCalls, are_equal
 from .mpi_messages import Mailbox
@@ -61,6 +61,7 @@ class MpiBackend(Backend):
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.max_count = _LIMIT
         self._deterministic = deterministic
+        self._saturates = self._mpi.get_vendor()[0] == "Open MPI"  # with AVX, but for the tail
         self._ops = {
             "sum": self._mpi.SUM,
             "prod": self._mpi.PROD,
@@ -87,11 +88,13 @@ class MpiBackend(Backend):
             return f"MPI has no {dtype.name}"
         if op.op not in _NATIVE_OPS[dtype.kind]:
             return f"MPI's {op.op} of {dtype.name} does not give what NumPy gives"
+        if self._saturates and op.op == "sum" and dtype.kind in "iu" and dtype.itemsize < 4:
+            return f"Open MPI's sum of {dtype.name} stays at the largest value instead of wrapping"
         if self._deterministic and dtype.kind in "fc":
             return "MPI's order of additions depends on the layout of ranks"
         return None
 
-    def direct(self, op: Operation) -> Direct | None:
+    def direct(self, op: Operation, agreement: Agreement | None) -> Direct | None:
         """Return MPI's call where `supports` has nothing against it and counts fit."""
         given = op.send if op.send is not None else op.recv
         assert given is not None
@@ -257,7 +260,8 @@ class MpiBackend(Backend):
         if op.recv.size == 0:
             return
         mine = op.recv[starts(counts)[self.rank] :]
-        first = self._mpi.IN_PLACE if _same_start(op.send, mine) else op.send
+        # MPI wants all ranks in place, or none; whether the others are is not known here.
+        first = op.send.copy() if _same_start(op.send, mine) else op.send
         if len(set(counts)) == 1:
             yield self._call(op, blocking, "Allgather", first, op.recv)
         else:
@@ -266,7 +270,10 @@ class MpiBackend(Backend):
 
     def _gather(self, op: Operation, blocking: bool) -> Stages:
         if are_equal(op.recv_counts) and sum(op.recv_counts) <= self.max_count:
-            yield self._call(op, blocking, "Gather", op.send, op.recv, op.root)
+            assert op.send is not None
+            in_place = op.recv is not None and _same_start(op.send, op.recv)  # a group of one
+            first = self._mpi.IN_PLACE if in_place else op.send
+            yield self._call(op, blocking, "Gather", first, op.recv, op.root)
             return
         sends: list[Array | None] = [op.send if r == op.root else None for r in range(self.size)]
         yield from self.pairwise(op, sends, None if op.recv is None else self._blocks(op.recv, op))

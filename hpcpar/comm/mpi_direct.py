@@ -85,8 +85,8 @@ class DirectCalls:
         if not are_equal(op.send_counts):
             return None
         count = op.send_counts[0]
-        apart, _ = self._reducing("Reduce_scatter_block", op, reduction, count)
-        return Direct(apart, None)
+        both = self._reducing("Reduce_scatter_block", op, reduction, count)
+        return Direct(both.apart, None)
 
     def _all_gather(self, op: Operation, reduction: Any) -> Direct | None:
         if not are_equal(op.recv_counts):

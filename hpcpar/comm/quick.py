@@ -3,7 +3,8 @@
 The first calls of a kind take the long way, which checks everything; what it found is kept here as
 a plan, and the next equal call needs one look at the arrays, one dictionary look-up, the record and
 the backend's own call. Only verbs whose long way ends in the very same call of the backend are
-here, so that ranks may take different ways.
+here, so that ranks may take different ways; or the backend compares by itself, and sends a call
+back to the long way where a rank means something else.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .._arrays import Array, dtype_code
 from .._core import plain_pair, reduce
 from . import record
-from .backend import Operation
+from .agree import Header
+from .backend import Agreement, Operation
 from .broadcast_request import Broadcast
 from .layout import rows_before
 from .move_requests import AllGather, AllToAll, Gather, Scatter
 from .reduce_requests import AllReduce, Reduce, ReduceScatter, Scan
-from .request import Request, View
+from .request import Operand, Request, View
 
 if TYPE_CHECKING:
     from .runner import Runner
@@ -40,21 +42,36 @@ class Quick:
             return
         plan = make(request, self._runner.view)
         if plan is not None and plan.is_plain() and _is_key(plan.key):
-            self._add(request.verb, plan)
+            self._add(request, plan)
 
     def forget(self) -> None:
         """Drop all plans: the next calls take the long way."""
         self._runner.hot.forget()
 
-    def _add(self, name: str, plan: _Plan) -> None:
+    def _add(self, request: Request, plan: _Plan) -> None:
         operation, view = plan.operation, self._runner.view
-        direct = self._runner.backend.direct(operation)
+        agreement = self._agreement(request) if self._runner.backend.compares_itself else None
+        direct = self._runner.backend.direct(operation, agreement)
         array = plan.x if plan.x is not None else plan.out
         if direct is not None and array is not None:
-            verb, code = record.verb_code(name), dtype_code(array.dtype)
+            verb, code = record.verb_code(request.verb), dtype_code(array.dtype)
             moved = record.traffic_of(operation, view.rank, view.size)
-            calls = (*direct, plan.after)
+            after = None if direct.divides else _divider(operation.divisor)
+            # The core keeps the other way if it has learned it: ranks compare each by itself.
+            ways = (None, direct.in_place) if plan.is_in_place() else (direct.apart, None)
+            calls = (*ways, after)
             self._runner.hot.add(plan.key, plan.x, plan.out, calls, (verb, code, *moved))
+
+    def _agreement(self, request: Request) -> Agreement | None:
+        """Return what the ranks compare when they take the hot path."""
+        same = request.fingerprint()
+        if same is None:
+            return None
+        said = Header.make(request.agreed(), request.local(), request.length, request.weight, 0)
+        whole = Header.make(same, [], -1, 1.0, 0)
+        number = int.from_bytes(whole.digest[:8], "little")
+        runner = self._runner
+        return Agreement(number, said.pack(), runner.hot_error, (runner.home.recorder, runner.slot))
 
 
 class _Plan(NamedTuple):
@@ -67,12 +84,16 @@ class _Plan(NamedTuple):
     x: Array | None
     out: Array | None
     operation: Operation
-    after: Callable[[Array], object] | None = None
 
     def is_plain(self) -> bool:
-        """Whether both arrays, as far as there are some, can be handed over as they are."""
-        arrays = [a for a in (self.x, self.out) if a is not None]
+        """Whether both arrays, as far as there are some with elements, go as they are."""
+        arrays = [a for a in (self.x, self.out) if a is not None and a.size]
         return bool(arrays) and plain_pair(arrays[0], arrays[-1], False) > 0
+
+    def is_in_place(self) -> bool:
+        """Whether the result goes to where the operand is."""
+        both = self.x is not None and self.out is not None
+        return both and plain_pair(self.x, self.out, False) == 2
 
 
 def _is_key(key: Hashable) -> bool:
@@ -90,33 +111,35 @@ def _divider(divisor: float | None) -> Callable[[Array], None] | None:
     return lambda out: reduce(out, [out], "sum", None, divisor)
 
 
+def _only_leaf(request: AllReduce | Broadcast | Reduce | Scan) -> Operand | None:
+    """Return the operand of a call with one array; a tree may have no leaves at all."""
+    return request.leaves[0] if request.structure is None and request.leaves else None
+
+
 def _all_reduce(request: AllReduce, view: View) -> _Plan | None:
-    reduction, leaf = request.reduction, request.leaves[0]
-    if request.structure is not None or request.weighted or reduction.factor is not None:
+    reduction, leaf = request.reduction, _only_leaf(request)
+    if leaf is None or leaf.out is None or request.weighted or reduction.factor is not None:
         return None
-    if leaf.out is None:
-        return None
-    operation = Operation("all_reduce", leaf.array, op=reduction.primitive)
-    after = _divider(reduction.divisor(view.size))
-    return _Plan(reduction.name, leaf.array, leaf.out, operation, after)
+    divisor = reduction.divisor(view.size)
+    operation = Operation("all_reduce", leaf.array, op=reduction.primitive, divisor=divisor)
+    return _Plan(reduction.name, leaf.array, leaf.out, operation)
 
 
 def _reduce(request: Reduce, view: View) -> _Plan | None:
-    reduction, leaf, at_root = request.reduction, request.leaves[0], view.rank == request.root
-    if request.structure is not None or reduction.factor is not None:
+    reduction, leaf, at_root = request.reduction, _only_leaf(request), view.rank == request.root
+    if leaf is None or reduction.factor is not None or at_root != (leaf.out is not None):
         return None
-    if at_root != (leaf.out is not None):
-        return None
-    operation = Operation("reduce", leaf.array, op=reduction.primitive, root=request.root)
-    key = ("reduce", reduction.name, request.root)
-    after = _divider(reduction.divisor(view.size)) if at_root else None
-    return _Plan(key, leaf.array, leaf.out, operation, after)
+    divisor = reduction.divisor(view.size) if at_root else None
+    operation = Operation(
+        "reduce", leaf.array, op=reduction.primitive, root=request.root, divisor=divisor
+    )
+    return _Plan(("reduce", reduction.name, request.root), leaf.array, leaf.out, operation)
 
 
 def _scan(request: Scan, view: View) -> _Plan | None:
-    reduction, leaf = request.reduction, request.leaves[0]
+    reduction, leaf = request.reduction, _only_leaf(request)
     exclusive = request.primitive_verb == "exscan"
-    if request.structure is not None or reduction.factor is not None or leaf.out is None:
+    if leaf is None or leaf.out is None or reduction.factor is not None:
         return None
     if exclusive and view.rank == 0:  # gets the neutral element, from nobody
         return None
@@ -181,10 +204,8 @@ def _scatter(request: Scatter, view: View) -> _Plan | None:
 
 
 def _broadcast(request: Broadcast, view: View) -> _Plan | None:
-    if request.leaves is None or request.structure is not None:
-        return None
-    leaf = request.leaves[0]
-    if leaf.out is None:
+    leaf = _only_leaf(request)
+    if leaf is None or leaf.out is None:
         return None
     operation = Operation("broadcast", leaf.array, root=request.root)
     return _Plan(("broadcast", request.root), leaf.array, leaf.out, operation)

@@ -98,6 +98,10 @@ class Request(ABC):
         """Return a hashable value equal for calls that look alike."""
         return (self.verb, *self.agreed())
 
+    def fingerprint(self) -> list[str] | None:
+        """Return all that every rank must know alike to go on without headers; None: too much."""
+        return self.agreed()
+
     def agreed_nbytes(self) -> int:
         """Return the size by which every rank decides alike whether to compare; 0 = small."""
         return 0

@@ -82,6 +82,8 @@ class Runner:
     home : Home
     backend : Backend
     view : View
+    slot : int
+        The group's, in the record.
     state : {"ok", "failed", "closed"}
     hot : HotCall
         The hot path; lets one call run at a time.
@@ -101,14 +103,14 @@ class Runner:
         self.own_time: set[int] = set()
         self._ranks = ranks
         self._name = name
-        self._slot = home.register(name, backend.rank, ranks)
+        self.slot = home.register(name, backend.rank, ranks)
         self._cause: BaseException | None = None
         self._pid = os.getpid()
         self.unclaimed: list[Work] = []
         self._noisy = False
         self._seen: dict[object, int] = {}
         self._given_up: list[Operation] = []
-        self.hot = HotCall(home.recorder, self._slot)
+        self.hot = HotCall(home.recorder, self.slot)
         self.quick = Quick(self)
 
     def _trusts(self) -> bool:
@@ -122,7 +124,7 @@ class Runner:
     @noisy.setter
     def noisy(self, value: bool) -> None:
         self._noisy = value
-        self.hot.set_noisy(value)
+        self.hot.set_noisy(value or self.patient > 0)
 
     def here(self, seq: int | None = None) -> str:
         """Return ``[rank r/n, group 'name', #seq]`` for messages."""
@@ -193,10 +195,22 @@ class Runner:
     def without_deadline(self) -> Iterator[None]:
         """Suspend the default deadline for the calls in the block."""
         self.patient += 1
+        self.hot.set_noisy(True)  # its calls know the default deadline only
         try:
             yield
         finally:
             self.patient -= 1
+            self.hot.set_noisy(self.noisy or self.patient > 0)
+
+    def hot_error(self, code: int, rank: int) -> BaseException:
+        """Return the exception of a call on the hot path; a late one fails the group."""
+        error = self.backend.error(code, rank)
+        if isinstance(error, HpcparError):
+            where.place(error, self.here(), self.home.last_operations())
+        if isinstance(error, CollectiveTimeout):
+            self.fail(error)
+            self.backend.give_up()
+        return error
 
     def _finish(self, request: Request, timeout: float | None, limit: float | None) -> Any:
         ticket, seq = self._open(request, timeout)
@@ -215,12 +229,12 @@ class Runner:
 
     def _open(self, request: Request, timeout: float | None) -> tuple[int, int]:
         recorder, dtype = self.home.recorder, request.dtype
-        seq = recorder.seq(self._slot)
+        seq = recorder.seq(self.slot)
         code, itemsize = (0, 1) if dtype is None else (dtype_code(dtype), dtype.itemsize)
         verb = record.verb_code(request.verb)
         if timeout is not None or self.patient:
             self.own_time.add(seq)
-        ticket = recorder.begin(self._slot, verb, code, request.count, itemsize, request.root)
+        ticket = recorder.begin(self.slot, verb, code, request.count, itemsize, request.root)
         return ticket, seq
 
     def _close(self, ticket: int, seq: int, status: int) -> None:
@@ -314,6 +328,8 @@ class Runner:
 
     def settled(self, request: Request) -> bool:
         """Whether calls like `request` will not be compared any more."""
+        if self.backend.compares_itself:
+            return True
         if request.exchanges or self.backend.always_checks:
             return False
         if self.view.size == 1 or self.home.settings.check == "off":

@@ -12,7 +12,7 @@ from ..errors import ArgumentError
 
 __all__ = ["Settings", "check_timeout"]
 
-_BACKENDS = ("auto", "mpi", "threads", "fake")
+_BACKENDS = ("auto", "mpi", "node", "threads", "fake")
 _CHECKS = ("auto", "full", "off")
 
 
@@ -22,7 +22,7 @@ class Settings:
 
     Attributes
     ----------
-    backend : {"auto", "mpi", "threads", "fake"}
+    backend : {"auto", "mpi", "node", "threads", "fake"}
     timeout : float or None
         Default deadline of a call in seconds; None = never.
     check : {"auto", "full", "off"}

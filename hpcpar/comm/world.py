@@ -10,7 +10,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError, GroupFailed, LaunchError, MismatchError, RankFailed
+from ..errors import (
+    ArgumentError,
+    BackendUnavailable,
+    GroupFailed,
+    LaunchError,
+    MismatchError,
+    RankFailed,
+)
 from . import launch
 from .backend import Backend
 from .fake import FakeBackend
@@ -23,6 +30,7 @@ from .threads import Shared, ThreadsBackend, start_ranks
 
 if TYPE_CHECKING:
     from .bootstrap import Bootstrap
+    from .node import NodePlace
 
 __all__ = ["as_group", "current", "init", "rank", "run_ranks", "shutdown", "size", "world"]
 
@@ -38,6 +46,7 @@ class _World:
     settings: Settings
     given: Any
     close: list[Callable[[], None]] = field(default_factory=list)
+    last: list[Callable[[], None]] = field(default_factory=list)
 
     def free(self) -> None:
         """End it: drain, free its groups, stop its thread."""
@@ -80,7 +89,7 @@ def init(
     ----------
     comm : mpi4py.MPI.Intracomm, optional
         The ranks to use; duplicated. None: all ranks that were launched together.
-    backend : {"auto", "mpi", "threads", "fake"}
+    backend : {"auto", "mpi", "node", "threads", "fake"}
         Who carries the data; "fake" plays ``HPCPAR_FAKE=rank/size`` without data.
     timeout : float or None
         Default deadline of a call, seconds; None = never. ``HPCPAR_TIMEOUT`` of rank 0 replaces
@@ -168,15 +177,40 @@ def _alone(settings: Settings, backend: Backend) -> _World:
 def _on_mpi(settings: Settings, comm: Any) -> _World:
     from .bootstrap import MpiBootstrap, load_mpi
     from .mpi import MpiBackend
+    from .node import NodeBackend
 
     mpi = load_mpi()
     own = comm.Dup()
     agreed, hosts = _agree(MpiBootstrap(own), settings)
     home = Home(Progress(mpi.Query_thread() == mpi.THREAD_MULTIPLE), agreed, Memory(), hosts)
-    backend = MpiBackend(own, deterministic=settings.deterministic)
+    backend: Backend = MpiBackend(own, deterministic=settings.deterministic)
+    last = []
+    if settings.backend in ("auto", "node") and backend.size > 1:
+        place = _find_node(MpiBootstrap(own), settings)
+        if place is not None:
+            backend = NodeBackend(place, range(own.size), own.rank, backend, agreed.timeout)
+            last.append(place.close)
     group = Group(home, backend, range(backend.size), "world")
     home.groups[group.ranks] = group
-    return _World(group, settings, comm)
+    return _World(group, settings, comm, last=last)
+
+
+def _find_node(bootstrap: Bootstrap, settings: Settings) -> NodePlace | None:
+    """Return the shared memory of a node that all ranks are on, if there is one. Collective."""
+    from .handover import open_windows
+    from .node import NodePlace
+
+    windows = open_windows(bootstrap, os.environ)
+    if windows.how != "none" and windows.ranks == tuple(range(bootstrap.size)):
+        return NodePlace(windows)
+    windows.close()
+    if settings.backend == "node":
+        why = windows.why or f"ranks {windows.ranks} of {bootstrap.size} share this one"
+        raise BackendUnavailable(
+            f"init: backend 'node' needs all ranks on one node with shared memory ({why}). Use "
+            "backend='auto'."
+        )
+    return None
 
 
 def _agree(bootstrap: Bootstrap, settings: Settings) -> tuple[Settings, list[str]]:
@@ -251,6 +285,8 @@ def _close(world: _World) -> None:
             undo()
         for group in list(home.groups.values()):
             group.free()
+        for undo in world.last:
+            undo()
 
 
 def as_group(comm: Any = None) -> Group:

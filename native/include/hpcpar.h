@@ -196,6 +196,8 @@ int hp_recorder_add_group(struct hp_recorder *recorder, const char *name, int ra
 int64_t hp_recorder_begin(struct hp_recorder *recorder, const struct hp_operation *operation);
 int hp_recorder_sent(struct hp_recorder *recorder, int64_t ticket, const struct hp_total *delta);
 int hp_recorder_end(struct hp_recorder *recorder, int64_t ticket, int status);
+/* Take back the newest operation of its group, as if it had not begun. */
+int hp_recorder_withdraw(struct hp_recorder *recorder, int64_t ticket);
 /* Copy up to `n` of the newest records, oldest first; how many is returned. */
 size_t hp_recorder_last(struct hp_recorder *recorder, struct hp_record *out, size_t n);
 /* The open record with the earliest start; false if none is open. */

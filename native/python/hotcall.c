@@ -183,15 +183,39 @@ static bool may_plan(PyObject *object, PyArrayObject **array)
     return object == Py_None || (*array && PyArray_NDIM(*array) <= MAX_DIMS);
 }
 
-static void keep(HotCall *self, const struct plan *made, PyArrayObject *array, Py_hash_t hash)
+static bool is_shape(const struct shape *a, const struct shape *b)
 {
+    const size_t axes = a->ndim > 0 ? (size_t)a->ndim : 0;
+    return a->ndim == b->ndim && memcmp(a->dims, b->dims, axes * sizeof a->dims[0]) == 0;
+}
+
+/* Whether two plans are for the same calls, but for the way; -1 with an exception set. */
+static int is_alike(const struct plan *a, const struct plan *b)
+{
+    if (!a->key || a->type_num != b->type_num || !is_shape(&a->x, &b->x) ||
+        !is_shape(&a->out, &b->out))
+        return 0;
+    return PyObject_RichCompareBool(a->key, b->key, Py_EQ);
+}
+
+/* Take over a way that an older plan for these calls has, and this one not. */
+static bool keep(HotCall *self, struct plan *made, PyArrayObject *array, Py_hash_t hash)
+{
+    struct plan *const place = &self->plans[place_of(array, hash)];
+    const int alike = is_alike(place, made);
+    if (alike < 0)
+        return false;
+    if (alike && !made->apart.call)
+        made->apart = place->apart;
+    if (alike && !made->in_place.call)
+        made->in_place = place->in_place;
     hold_way(&made->apart);
     hold_way(&made->in_place);
     Py_INCREF(made->key);
     Py_INCREF(made->after);
-    struct plan *const place = &self->plans[place_of(array, hash)];
     clear_plan(place);
     *place = *made;
+    return true;
 }
 
 /* add(key, x, out, (apart, in_place, after), (verb, dtype, sent, received, messages)) */
@@ -220,8 +244,7 @@ static PyObject *add(PyObject *object, PyObject *args)
     made.operation.count = PyArray_SIZE(array);
     made.operation.itemsize = (uint32_t)PyArray_ITEMSIZE(array);
     made.traffic = (struct hp_total){.sent = sent, .received = received, .messages = messages};
-    keep(self, &made, array, hash);
-    return Py_NewRef(Py_None);
+    return keep(self, &made, array, hash) ? Py_NewRef(Py_None) : NULL;
 }
 
 /* Make the backend's call; NULL with the exception set. */
@@ -248,16 +271,19 @@ static PyObject *make_call(const struct way *way, PyObject *x, PyObject *out)
     return done;
 }
 
-/* Make the backend's call, then what follows it; false with the exception set. */
-static bool carry_out(const struct way *way, PyObject *after, PyObject *x, PyObject *out)
+enum outcome { FAILED, DONE, SENT_BACK };
+
+/* Make the backend's call, then what follows it; FAILED with the exception set. */
+static enum outcome carry_out(const struct way *way, PyObject *after, PyObject *x, PyObject *out)
 {
     PyObject *done = make_call(way, x, out);
-    if (done && after != Py_None) {
+    const bool is_sent_back = done == Py_False; /* a rank means something else */
+    if (done && !is_sent_back && after != Py_None) {
         Py_DECREF(done);
         done = PyObject_CallFunctionObjArgs(after, out, NULL);
     }
     Py_XDECREF(done);
-    return done != NULL;
+    return !done ? FAILED : is_sent_back ? SENT_BACK : DONE;
 }
 
 /* Record and carry out a call by copies of our own: the table may change meanwhile. */
@@ -270,14 +296,17 @@ static PyObject *run_plan(HotCall *self, const struct plan *found, PyObject *con
     hold_way(&way);
     const int64_t ticket = hp_recorder_begin(core, &found->operation);
     self->busy = true;
-    const bool fine = carry_out(&way, after, args[0], args[2]);
+    const enum outcome outcome = carry_out(&way, after, args[0], args[2]);
     self->busy = false;
-    if (fine)
+    if (outcome == DONE)
         hp_recorder_sent(core, ticket, &traffic);
-    hp_recorder_end(core, ticket, !fine);
+    if (outcome == SENT_BACK)
+        hp_recorder_withdraw(core, ticket); /* the long way records the call */
+    else
+        hp_recorder_end(core, ticket, outcome == FAILED);
     drop_way(&way);
     Py_DECREF(after);
-    return fine ? Py_NewRef(Py_True) : NULL;
+    return outcome == FAILED ? NULL : PyBool_FromLong(outcome == DONE);
 }
 
 /* Like hp_py_plain_pair, where either may be None: then the other must be plain. */

@@ -30,8 +30,9 @@ static PyMethodDef methods[] = {
 /* Heap types, as the stable ABI demands. */
 static int add_types(PyObject *module)
 {
-    PyType_Spec *const specs[] = {&hp_py_foreign_spec, &hp_py_hotcall_spec, &hp_py_pack_spec,
-                                 &hp_py_recorder_spec, &hp_py_ring_spec};
+    PyType_Spec *const specs[] = {&hp_py_foreign_spec,  &hp_py_hotcall_spec, &hp_py_node_spec,
+                                 &hp_py_node_call_spec, &hp_py_team_spec,    &hp_py_pack_spec,
+                                 &hp_py_recorder_spec,  &hp_py_ring_spec};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
         PyObject *const type = PyType_FromModuleAndSpec(module, specs[i], NULL);
         const int rc = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;

@@ -160,6 +160,19 @@ int hp_recorder_end(struct hp_recorder *r, int64_t ticket, int status)
     return 0;
 }
 
+int hp_recorder_withdraw(struct hp_recorder *r, int64_t ticket)
+{
+    if (!issued(r, ticket))
+        return -EINVAL;
+    const uint64_t t = (uint64_t)ticket, slot = t >> VERB_BITS & (HP_MAX_GROUPS - 1);
+    struct hp_record *const rec = find(r, ticket);
+    if (rec)
+        hp_store_release(&rec->ticket, 0);
+    r->groups[slot].seq--;
+    r->totals[slot][t & (HP_MAX_VERBS - 1)].ops--;
+    return 0;
+}
+
 size_t hp_recorder_last(struct hp_recorder *r, struct hp_record *out, size_t n)
 {
     /* Before the first wrap the ring holds fewer records than it has room for. */

@@ -103,7 +103,7 @@ def test_every_field_that_must_agree(ranks, what):
 def test_other_verbs_are_named_with_their_numbers(ranks, check):
     def body(group):
         group.barrier()
-        seq = group.recorder.seq(group._runner._slot)
+        seq = group.recorder.seq(group._runner.slot)
         with pytest.raises(MismatchError) as caught:
             group.all_reduce(np.ones(4)) if group.rank == 0 else group.broadcast(np.ones(4))
         message = str(caught.value)

@@ -302,3 +302,45 @@ def test_all_to_all_equal_is_checked(ranks):
         assert (group.all_to_all(np.arange(1.0 * n), sizes="equal") == group.rank).all()
 
     ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+@pytest.mark.parametrize("check", ["off", "auto"])
+def test_empty_arrays_keep_the_ranks_in_step(ranks, check):
+    """Where one rank's array may take the hot path and another's may not."""
+
+    def body(group):
+        for verb in (group.all_reduce, group.scan):
+            for _ in range(SETTLED):
+                x, order = np.zeros((0, 2), np.int32), "<i4" if group.rank == 0 else ">i4"
+                assert verb(x, "bxor", out=np.zeros((0, 2), order)).shape == (0, 2)
+        assert group.all_reduce(1) == group.size
+
+    ranks(body, check=check)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_in_place_whatever_the_layout(ranks, async_op):
+    """MPI wants all ranks in place, or none; Open MPI hangs else."""
+
+    def body(group):
+        n = 65538
+        x = np.ones(n, np.int32) if group.rank in (0, 3) else np.ones(2 * n, np.int32)[::2]
+        done = group.all_reduce(x, out=x, async_op=async_op)
+        assert (done.wait() if async_op else done) is x
+        assert (x == group.size).all()
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_in_place_is_compared(ranks):
+    def body(group):
+        x = np.ones(5)
+        for verb in (group.all_reduce, group.scan):
+            with pytest.raises(MismatchError, match="place: rank 0 has in, rank"):
+                verb(x, out=x if group.rank == 0 else np.zeros(5))
+        assert (group.all_reduce(x, out=x) == group.size).all()
+
+    ranks(body)

@@ -165,6 +165,20 @@ def test_a_rank_may_have_one_array_only(hot, missing):
         assert hot.run(None, "k", array) is False
 
 
+def test_ways_are_learned_one_by_one(hot):
+    x, y, seen = np.ones(3), np.zeros(3), []
+    ways = [(lambda *args, i=i: seen.append(i), "x") for i in range(3)]
+    hot.add("sum", x, y, (ways[0], None, None), COUNTED)
+    assert hot.run(x, "sum", x) is False
+    hot.add("sum", x, x, (None, ways[1], None), COUNTED)
+    assert hot.run(x, "sum", x)
+    assert hot.run(x, "sum", y)
+    hot.add("sum", x, y, (ways[2], None, None), COUNTED)
+    assert hot.run(x, "sum", y)
+    assert hot.run(x, "sum", x)
+    assert seen == [1, 0, 2, 1]
+
+
 def test_noise_and_forks_stop_it(hot):
     x, y = np.ones(3), np.zeros(3)
     add(hot, x, nothing)

@@ -1,0 +1,333 @@
+"""The node backend: collectives in C over memory that the ranks of one machine share.
+
+Every collective begins with all ranks' posts, which say what each means to do. A call that takes
+the hot path says it in a fingerprint and goes on by itself if all are equal; any other first hands
+all headers to the verb's request, as on every backend, and moves the data in a second collective.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .._arrays import dtype_code
+from .._core import Node, NodeCall, Team
+from ..errors import CollectiveTimeout, GroupFailed, RankFailed, UnsupportedError
+from .agree import HEADER_NBYTES, Header, disagreement
+from .backend import Agreement, Backend, Direct, Operation
+from .reductions import OPS
+
+if TYPE_CHECKING:
+    from .handover import NodeWindows
+
+__all__ = ["NodeBackend", "NodePlace"]
+
+_CHUNK = int(os.environ.get("HPCHUNK", "512")) * 1024
+_SPINS = 2000  # looks before a wait sleeps: some 20 us
+_FOREVER = 1 << 62
+_VERBS = {
+    name: code
+    for code, name in enumerate(
+        [
+            "barrier",
+            "exchange",
+            "all_reduce",
+            "reduce",
+            "scan",
+            "exscan",
+            "broadcast",
+            "all_gather",
+            "reduce_scatter",
+            "all_to_all",
+        ]
+    )
+}
+_ROOTED = {"gather": "all_gather", "scatter": "all_to_all"}  # carried by these, with a root
+_PRIMITIVES = tuple(op for op in OPS if op != "mean")
+_MESSAGES = ("send", "recv", "probe")
+
+
+class NodePlace:
+    """My process on its node: the windows, and the areas of groups in its own.
+
+    Attributes
+    ----------
+    core : Node
+    """
+
+    def __init__(self, windows: NodeWindows) -> None:
+        arrays = tuple(np.frombuffer(b, np.uint8) for b in windows.buffers)
+        cores = len(os.sched_getaffinity(0))
+        spins = _SPINS if len(arrays) <= cores else 0
+        fd = windows.fileno()
+        self.core = Node(arrays, windows.index, fd, windows.fds, spins, _CHUNK)
+        # Also at the end of the process, for programs that do not call shutdown().
+        self._let_go = weakref.finalize(self, _part, self.core, windows)
+        self._index = {rank: i for i, rank in enumerate(windows.ranks)}
+        self._made: dict[tuple[int, ...], int] = {}
+        self._closed: list[tuple[int, int, tuple[tuple[int, int], ...]]] = []
+
+    def members(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return the places of global ranks on the node."""
+        return tuple(self._index[rank] for rank in ranks)
+
+    def enter(self, ranks: tuple[int, ...], deadline: float | None) -> tuple[int, tuple[int, ...]]:
+        """Take an area for the group of `ranks`; return its key and all members' areas.
+
+        Collective over them.
+
+        Raises
+        ------
+        CollectiveTimeout, RankFailed
+            A member does not come.
+        """
+        self._sweep()
+        key = self._key(ranks)
+        members = self.members(ranks)
+        self.core.claim(key)
+        areas = [self._await(rank, place, key, deadline) for rank, place in enumerate(members)]
+        return key, tuple(areas)
+
+    def _key(self, ranks: tuple[int, ...]) -> int:
+        """Return the same number, never 0, on all members; another each time a group is made."""
+        from hashlib import blake2b
+
+        count = self._made[ranks] = self._made.get(ranks, 0) + 1
+        text = f"{ranks} {count}".encode()
+        return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1
+
+    def _await(self, rank: int, place: int, key: int, deadline: float | None) -> int:
+        pause = 0.0
+        while (area := self.core.find(place, key)) is None:
+            if self.core.is_dead(place):
+                raise RankFailed(f"subgroup: rank {rank} of the group to be made has died.")
+            if deadline is not None and time.monotonic() > deadline:
+                raise CollectiveTimeout(f"subgroup: missing: [{rank}].")
+            time.sleep(pause)
+            pause = min(pause + 1e-5, 1e-3)
+        return area
+
+    def retire(self, key: int, members: tuple[int, ...], areas: tuple[int, ...], mine: int) -> None:
+        """Let go of a group's area; it is used again when every member has let go."""
+        self.core.close(mine)
+        self._closed.append((mine, key, tuple(zip(members, areas, strict=True))))
+
+    def _sweep(self) -> None:
+        kept = []
+        for mine, key, others in self._closed:
+            if all(self.core.is_closed(place, area, key) for place, area in others):
+                self.core.release(mine)
+            else:
+                kept.append((mine, key, others))
+        self._closed = kept
+
+    def fail(self) -> None:
+        """Tell the node's other ranks that this one takes part in nothing any more."""
+        self.core.leave(True)
+
+    def close(self) -> None:
+        """Leave in order, and hang up. Local; a second call does nothing."""
+        self._let_go()
+
+
+def _part(core: Node, windows: NodeWindows) -> None:
+    if os.getpid() == windows.pid:  # a forked child is no rank
+        core.leave(False)
+        windows.close()
+
+
+class NodeBackend(Backend):
+    """Carries a group whose ranks share a node.
+
+    Parameters
+    ----------
+    place : NodePlace
+    ranks : sequence of int
+        Global ranks of the group.
+    rank : int
+        My place in `ranks`.
+    rest : Backend
+        Carries messages between two ranks.
+    timeout : float or None
+        Seconds that calls of the hot path, and the making of groups, may take.
+    """
+
+    name = "node"
+    always_checks = True
+    compares_itself = True
+
+    def __init__(
+        self,
+        place: NodePlace,
+        ranks: Sequence[int],
+        rank: int,
+        rest: Backend,
+        timeout: float | None,
+    ) -> None:
+        self.rank, self.size = rank, len(ranks)
+        self.mpi_comm = rest.mpi_comm
+        self._place, self._ranks, self._rest, self._timeout = place, tuple(ranks), rest, timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._key, self._areas = place.enter(self._ranks, deadline)
+        self._members = place.members(self._ranks)
+        self._teams = [Team(place.core, self._members, self._areas, rank, lane) for lane in (0, 1)]
+
+    def supports(self, op: Operation) -> str | None:
+        """Everything but messages runs natively."""
+        return self._rest.supports(op) if op.verb in _MESSAGES else None
+
+    def subgroup(self, ranks: Sequence[int]) -> NodeBackend:
+        """Return the backend of these ranks of this group; collective over them."""
+        chosen = [self._ranks[r] for r in ranks]
+        mine = chosen.index(self._ranks[self.rank])
+        return NodeBackend(self._place, chosen, mine, self._rest.subgroup(ranks), self._timeout)
+
+    def close(self) -> None:
+        """Let go of the area and of what carries messages; collective."""
+        mine = self._areas[self.rank]
+        self._place.retire(self._key, self._members, self._areas, mine)
+        self._rest.close()
+
+    def abort(self, reason: BaseException) -> None:
+        """Wake who waits here, then end the job as what carries messages does."""
+        self._place.fail()
+        self._rest.abort(reason)
+
+    def give_up(self) -> None:
+        """Let ranks that come late see that this one waits no more."""
+        for team in self._teams:
+            team.give_up()
+
+    # -- running ---------------------------------------------------------------------------
+
+    def start(self, op: Operation) -> None:
+        """Post `op`."""
+        if op.verb in _MESSAGES:
+            self._rest.start(op)
+            return
+        if op.verb == "exchange" and op.lane == 0:
+            op.result = self._teams[0].take_headers()  # of a call that left the hot path
+            if op.result is not None:
+                op.state = None
+                return
+        op.state = self._call(op)
+        self._end(op, op.state.start(op.send, op.recv))
+
+    def test(self, op: Operation) -> bool:
+        """Move `op` on."""
+        if op.verb in _MESSAGES:
+            return self._rest.test(op)
+        if op.state is None:
+            return True
+        self._end(op, op.state.test())
+        return op.state is None
+
+    def wait(self, op: Operation) -> bool:
+        """Sleep until `op` ends; the core looks at signals, deaths and departures in between."""
+        if op.verb in _MESSAGES:
+            return self._rest.wait(op)
+        if op.state is None:
+            return True
+        limit = _FOREVER
+        if op.deadline is not None:
+            limit = max(0, int(1e9 * (op.deadline - time.monotonic())))
+        self._end(op, op.state.wait(limit))
+        return op.state is None
+
+    def missing(self, op: Operation) -> list[int] | None:
+        """Return the ranks that keep `op` waiting."""
+        if op.verb in _MESSAGES:
+            return self._rest.missing(op)
+        return [] if op.state is None else list(op.state.missing())
+
+    def _end(self, op: Operation, outcome: bool | None) -> None:
+        """Take the result of an operation that has ended; outcome None: it has not."""
+        if outcome is None:
+            return
+        call, op.state = op.state, None
+        if op.verb == "exchange":
+            self._take_exchange(op, call)
+        elif not outcome:
+            headers = [Header.unpack(data) for data in call.headers()]
+            raise GroupFailed(f"ranks are out of step: {disagreement(headers) or op.verb}.")
+
+    def _take_exchange(self, op: Operation, call: NodeCall) -> None:
+        assert op.send is not None
+        if op.send.nbytes == HEADER_NBYTES:
+            op.result = call.headers()
+        else:
+            assert op.recv is not None
+            op.result = [row.tobytes() for row in op.recv.reshape(self.size, -1)]
+
+    # -- calls -----------------------------------------------------------------------------
+
+    def _call(self, op: Operation) -> NodeCall:
+        """Return the collective that carries `op`."""
+        header = Header.make([f"verb={op.verb}", "stage=data"], [], -1, 1.0, 0).pack()
+        agreement = Agreement(_VERBS[_ROOTED.get(op.verb, op.verb)], header, self.error)
+        if op.verb != "exchange":
+            return self._make(op, agreement, True)
+        assert op.send is not None
+        if op.send.nbytes == HEADER_NBYTES:
+            return self._make(op, agreement._replace(header=op.send.tobytes()), False)
+        op.recv = np.empty(self.size * op.send.nbytes, np.uint8)
+        gather = Operation("all_gather", op.send, recv_counts=[op.send.nbytes] * self.size)
+        return self._make(gather, agreement, True)
+
+    def direct(self, op: Operation, agreement: Agreement | None) -> Direct | None:
+        """Return one call of the core that compares all ranks' agreements and moves the data."""
+        if agreement is None or op.verb in (*_MESSAGES, "scatter"):
+            return None
+        call = self._make(op, agreement, True)
+        way = (call, "x", "out")
+        is_aliased = op.verb in ("all_to_all", "all_gather", "gather", "reduce_scatter")
+        return Direct(way, None if is_aliased else way, divides=True)
+
+    def _make(self, op: Operation, agreement: Agreement, ready: bool) -> NodeCall:
+        given = op.send if op.send is not None else op.recv
+        code, nbytes, item = 0, 0, 1
+        if given is not None:
+            code, nbytes, item = dtype_code(given.dtype) - 1, given.nbytes, given.dtype.itemsize
+        limit = _FOREVER if self._timeout is None else int(1e9 * self._timeout)
+        return NodeCall(
+            self._teams[op.lane],
+            _VERBS[_ROOTED.get(op.verb, op.verb)],
+            code,
+            _PRIMITIVES.index(op.op),
+            -1 if op.root is None or op.verb == "scatter" else op.root,
+            nbytes,
+            self._counts(op, item),
+            (None if op.factors is None else tuple(op.factors), op.divisor),
+            (agreement.print, ready, agreement.header, agreement.record),
+            agreement.failed,
+            limit,
+        )
+
+    def _counts(self, op: Operation, item: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the bytes that go to and come from each rank, where the verb cuts or joins."""
+        if op.verb == "scatter":
+            zeros = (0,) * self.size
+            sent = tuple(op.send_counts) if self.rank == op.root else zeros
+            mine = 0 if op.recv is None else op.recv.nbytes
+            return sent, tuple(mine if r == op.root else 0 for r in range(self.size))
+        if op.verb == "reduce_scatter":
+            return tuple(n * item for n in op.send_counts), ()
+        return tuple(op.send_counts), tuple(op.recv_counts)
+
+    def error(self, code: int, rank: int) -> BaseException:
+        """Return the exception for what the core says of the rank that it waited for."""
+        if code == errno.EPIPE:
+            return RankFailed(f"rank {rank} has left or died, and is missing here.")
+        if code == errno.ECANCELED:
+            return GroupFailed(f"rank {rank} has given up waiting here.")
+        if code == errno.ENOMEM:
+            return MemoryError("node engine: there is no memory for the chunks of this group.")
+        if code == errno.ETIMEDOUT:
+            return CollectiveTimeout(f"not done at the deadline, missing: [{rank}].")
+        return UnsupportedError(f"node engine: {os.strerror(code)}.")

@@ -1,0 +1,202 @@
+/*
+ * hp_node.h - the node engine: collectives of ranks that share one machine's memory.
+ *
+ * Each rank has a window that all ranks of the node have mapped, wherever: the sources hold
+ * offsets and indices, never pointers, in it. Only the owner writes to its window, but for the
+ * bell. Nothing here is process-wide, so ranks may be processes or threads.
+ */
+#ifndef HP_NODE_H
+#define HP_NODE_H
+
+#include "hpcpar.h"
+
+#define HP_WINDOW_MAGIC "hpcparW1"
+#define HP_WINDOW_VERSION 1
+#define HP_MAX_LOCAL 256 /* ranks on a node */
+#define HP_MAX_TEAMS 4096
+#define HP_LANES 2 /* blocking calls, and the communication thread's */
+#define HP_SLOTS 4 /* chunks on their way */
+#define HP_SLOT_BYTES (512u << 10)
+#define HP_POST_HEADER 256
+#define HP_HEADER_SEQ 32 /* where a header has the number of the operation, 8 bytes */
+#define HP_POST_DATA 3776
+
+enum hp_state { HP_ALIVE, HP_LEFT, HP_FAILED };
+
+/* The first page of a window. The 64 bytes in front are written before any peer maps it. */
+struct hp_window {
+    char magic[8];
+    uint32_t version;
+    int32_t rank;
+    uint8_t job[16];
+    uint64_t length;
+    uint8_t pad_identity[24];
+    _Atomic uint32_t bell; /* what this rank sleeps on; rung by anybody */
+    uint8_t pad_bell[60];
+    _Atomic uint32_t sleepers; /* threads of this rank that sleep or are about to */
+    uint8_t pad_sleepers[60];
+    _Atomic uint64_t state; /* enum hp_state */
+    uint8_t pad_state[56];
+    uint8_t pad_page[4096 - 4 * HP_CACHE_LINE];
+    _Atomic uint64_t keys[HP_MAX_TEAMS]; /* 0: the area of this index is free */
+};
+
+/* What a rank says when it begins a collective; written anew every second time. */
+struct hp_post {
+    _Atomic uint64_t seq; /* of the collective, from 1; stored last */
+    uint64_t print;       /* what must be equal on all ranks, in 64 bits */
+    uint32_t flags;
+    uint32_t stride; /* of the parts in `data`, where they differ by receiver */
+    uint64_t steps;  /* chunks that I need */
+    uint64_t spare[4];
+    uint8_t header[HP_POST_HEADER];
+    uint8_t data[HP_POST_DATA];
+};
+
+/* One lane of a group in a member's window. A line each for what its owner counts. */
+struct hp_lane {
+    _Atomic uint64_t filled; /* chunks that lie in my slots, since ever */
+    uint8_t pad_filled[56];
+    _Atomic uint64_t reduced; /* chunks whose slice I have reduced */
+    uint8_t pad_reduced[56];
+    _Atomic uint64_t taken; /* chunks that I need no more of anybody */
+    uint8_t pad_taken[56];
+    _Atomic uint64_t gone; /* why I shall not come here any more: enum hp_gone */
+    uint8_t pad_gone[56];
+    struct hp_post posts[2];
+    uint8_t pad_page[16384 - 4 * HP_CACHE_LINE - 2 * 4096];
+    uint8_t slots[HP_SLOTS][HP_SLOT_BYTES];
+};
+
+struct hp_area {
+    struct hp_lane lanes[HP_LANES];
+};
+
+_Static_assert(offsetof(struct hp_window, bell) == HP_CACHE_LINE, "identity fills a line");
+_Static_assert(offsetof(struct hp_window, keys) == 4096, "the first page is one page");
+_Static_assert(sizeof(struct hp_post) == 4096, "a post is a page, its head a line");
+_Static_assert(offsetof(struct hp_post, header) == HP_CACHE_LINE, "the head of a post is a line");
+_Static_assert(offsetof(struct hp_lane, slots) == 16384, "slots lie on pages");
+
+enum hp_gone { HP_HERE, HP_CLOSED, HP_GAVE_UP };
+
+#define HP_RECORD_OFFSET (64u << 10) /* where a window keeps its flight record */
+#define HP_AREAS_OFFSET (2u << 20)
+#define HP_WINDOW_MIN (HP_AREAS_OFFSET + sizeof(struct hp_area))
+
+/* One rank's view of its node. */
+struct hp_node {
+    int size, index;
+    struct hp_window *windows[HP_MAX_LOCAL];
+    const struct hp_kernels *kernels;
+    uint64_t length; /* bytes of every window */
+    int fd;          /* my window's, to reserve memory in; -1: it is memory already */
+    unsigned spins;  /* looks before a wait sleeps */
+    unsigned chunk;  /* bytes of a chunk, at most HP_SLOT_BYTES; equal on all ranks */
+};
+
+/* Check the windows. -EINVAL: sizes or alignment; -EBADMSG: not windows of this layout. */
+int hp_node_init(struct hp_node *node, void *const *windows, int size, int index,
+                 uint64_t length);
+/* Say how this rank leaves, and wake everybody. */
+void hp_node_leave(struct hp_node *node, enum hp_state how);
+
+/* Take an area of my window for the group of `key` (not 0). Its index, -ENOSPC, -ENOMEM. */
+int hp_node_claim(struct hp_node *node, uint64_t key);
+/* The index of a peer's area for `key`, or -EAGAIN. */
+int hp_node_find(const struct hp_node *node, int peer, uint64_t key);
+/* Give my area back. Peers may still read it: see hp_node_is_left. */
+void hp_node_release(struct hp_node *node, int area);
+/* Mark my area as closed: I read nobody's area of this group any more. */
+void hp_node_close(struct hp_node *node, int area);
+/* Whether a peer has closed its area of `key`, or uses it for something else by now. */
+bool hp_node_is_closed(const struct hp_node *node, int peer, int area, uint64_t key);
+
+/* A group on a lane, as one member sees it. */
+struct hp_team {
+    struct hp_node *node;
+    int size, rank;
+    int members[HP_MAX_LOCAL]; /* their places on the node */
+    struct hp_lane *lanes[HP_MAX_LOCAL];
+    uint64_t seq;      /* of the last collective that I began */
+    uint64_t steps;    /* chunks that all collectives so far took */
+    bool has_slots;    /* their memory is reserved */
+    uint64_t known[3][HP_MAX_LOCAL]; /* last looks at filled, reduced, taken */
+};
+
+/* `areas` and `members` by rank in the group. */
+void hp_team_init(struct hp_team *team, struct hp_node *node, const int *members,
+                  const int *areas, int size, int rank, int lane);
+
+enum hp_verb {
+    HP_BARRIER,
+    HP_EXCHANGE, /* only the headers */
+    HP_ALL_REDUCE,
+    HP_REDUCE,
+    HP_SCAN,
+    HP_EXSCAN,
+    HP_BROADCAST,
+    HP_ALL_GATHER, /* with a root: only it receives */
+    HP_REDUCE_SCATTER,
+    HP_ALL_TO_ALL,
+    HP_NUM_NODE_VERBS
+};
+
+/* A collective: what it is. Counts are in bytes, by rank; arrays are contiguous. */
+struct hp_request {
+    enum hp_verb verb;
+    int dtype, op, root; /* root -1: none */
+    const void *send;
+    void *recv;
+    uint64_t nbytes; /* of send, or of what broadcast brings */
+    const uint64_t *send_counts, *recv_counts;
+    const double *factors, *divisor;
+    uint64_t print; /* must be equal on all ranks */
+    bool is_ready;  /* go on with the data if all ranks say so; else it is an exchange */
+    const void *header;
+};
+
+enum hp_phase { HP_NEW, HP_POSTED, HP_MOVING, HP_ENDED };
+
+/* A collective on its way. */
+struct hp_call {
+    struct hp_team *team;
+    struct hp_request request;
+    enum hp_phase phase;
+    uint64_t seq, base, steps;
+    uint64_t produced, reduced, consumed;
+    int blocked_on; /* the rank that a pending call waits for */
+    bool inline_data;
+};
+
+/* What hp_call_advance returns besides errors. */
+enum { HP_PENDING, HP_DONE, HP_HEADERS };
+
+void hp_call_begin(struct hp_call *call, struct hp_team *team, const struct hp_request *request);
+/*
+ * Move on without blocking. HP_HEADERS: not all ranks are ready or their prints differ: no data was
+ * moved, the headers can be read. -EPIPE: blocked_on has left or failed; -ECANCELED: it gave up;
+ * -ENOMEM: no memory for slots; else what hp_reduce returns.
+ */
+int hp_call_advance(struct hp_call *call);
+/* The same, but wait up to `nanoseconds` for the end; HP_PENDING if that was too short. */
+int hp_call_run(struct hp_call *call, uint64_t nanoseconds);
+/* Why a pending call can never end: -EPIPE, -ECANCELED; HP_PENDING if nothing is known. */
+int hp_call_look(struct hp_call *call);
+/* Where a member's header of the call lies; valid until the next but one collective. */
+const void *hp_call_header(const struct hp_call *call, int rank);
+/* Whether a member has come. */
+bool hp_call_has_come(const struct hp_call *call, int rank);
+/* Tell those who come late that this rank waits no more. */
+void hp_team_give_up(struct hp_team *team);
+
+/* Wake a rank if it sleeps, after a store_ordered of what it may wait for. */
+void hp_bell_ring(struct hp_window *window);
+/* Ring all members but me. */
+void hp_team_ring(const struct hp_team *team);
+
+/* dst = src, past the caches where that pays; disjoint. */
+void hp_copy(void *dst, const void *src, size_t nbytes);
+void hp_copy_streaming(void *dst, const void *src, size_t nbytes);
+
+#endif

@@ -1,0 +1,251 @@
+/* Node and Team: the node engine's windows, and a group on them, for Python. */
+#include <errno.h>
+#include <poll.h>
+
+#include "node.h"
+
+/* ---- Node ------------------------------------------------------------------------------ */
+
+static int map_windows(PyObject *windows, void **where, uint64_t *length)
+{
+    const Py_ssize_t size = PyTuple_Size(windows);
+    for (Py_ssize_t i = 0; i < size && i < HP_MAX_LOCAL; i++) {
+        PyObject *const array = PyTuple_GetItem(windows, i);
+        if (!PyArray_Check(array)) {
+            PyErr_SetString(PyExc_TypeError, "Node: windows are arrays of bytes");
+            return -1;
+        }
+        where[i] = PyArray_DATA((PyArrayObject *)array);
+        const uint64_t its = (uint64_t)PyArray_NBYTES((PyArrayObject *)array);
+        *length = i == 0 || its < *length ? its : *length;
+    }
+    return 0;
+}
+
+static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"windows", "index", "fd", "sockets", "spins", "chunk", NULL};
+    PyObject *windows, *sockets;
+    int index, fd;
+    unsigned int spins, chunk;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iiO!II:Node", names, &PyTuple_Type, &windows,
+                                     &index, &fd, &PyTuple_Type, &sockets, &spins, &chunk))
+        return NULL;
+    Node *const self = (Node *)PyType_GenericAlloc(type, 0);
+    void *where[HP_MAX_LOCAL];
+    uint64_t length = 0;
+    if (!self || map_windows(windows, where, &length) < 0) {
+        Py_XDECREF((PyObject *)self);
+        return NULL;
+    }
+    self->windows = Py_NewRef(windows);
+    const int rc = hp_node_init(&self->core, where, (int)PyTuple_Size(windows), index, length);
+    if (rc < 0 || chunk == 0 || chunk > HP_SLOT_BYTES || chunk % HP_CACHE_LINE) {
+        PyErr_Format(PyExc_ValueError, "Node: these are no windows of this version (%d)", rc);
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    self->core.kernels = hp_py_kernels;
+    self->core.fd = fd;
+    self->core.spins = spins;
+    self->core.chunk = chunk;
+    for (int i = 0; i < self->core.size; i++)
+        self->sockets[i] = i < PyTuple_Size(sockets)
+                               ? (int)PyLong_AsLong(PyTuple_GetItem(sockets, i))
+                               : -1;
+    return (PyObject *)self;
+}
+
+static void node_dealloc(PyObject *self)
+{
+    PyTypeObject *const type = Py_TYPE(self);
+    Py_XDECREF(((Node *)self)->windows);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static struct hp_node *node_of(PyObject *self)
+{
+    return &((Node *)self)->core;
+}
+
+static PyObject *claim(PyObject *self, PyObject *key)
+{
+    const uint64_t number = PyLong_AsUnsignedLongLong(key);
+    if (PyErr_Occurred())
+        return NULL;
+    const int area = hp_node_claim(node_of(self), number);
+    if (area == -ENOMEM)
+        return PyErr_NoMemory();
+    if (area < 0)
+        return PyErr_Format(PyExc_MemoryError, "claim: no room for another group");
+    return PyLong_FromLong(area);
+}
+
+static PyObject *find(PyObject *self, PyObject *args)
+{
+    int peer;
+    unsigned long long key;
+    if (!PyArg_ParseTuple(args, "iK:find", &peer, &key))
+        return NULL;
+    if (peer < 0 || peer >= node_of(self)->size)
+        return PyErr_Format(PyExc_ValueError, "find: %d is no rank of the node", peer);
+    const int area = hp_node_find(node_of(self), peer, key);
+    return area < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(area);
+}
+
+/* done(area): I read nobody's area of this group any more. */
+static PyObject *node_close(PyObject *self, PyObject *area)
+{
+    const long index = PyLong_AsLong(area);
+    if (PyErr_Occurred())
+        return NULL;
+    hp_node_close(node_of(self), (int)index);
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *node_release(PyObject *self, PyObject *area)
+{
+    const long index = PyLong_AsLong(area);
+    if (PyErr_Occurred())
+        return NULL;
+    hp_node_release(node_of(self), (int)index);
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *is_closed(PyObject *self, PyObject *args)
+{
+    int peer, area;
+    unsigned long long key;
+    if (!PyArg_ParseTuple(args, "iiK:is_closed", &peer, &area, &key))
+        return NULL;
+    return PyBool_FromLong(hp_node_is_closed(node_of(self), peer, area, key));
+}
+
+static PyObject *leave(PyObject *self, PyObject *failed)
+{
+    hp_node_leave(node_of(self), failed == Py_True ? HP_FAILED : HP_LEFT);
+    return Py_NewRef(Py_None);
+}
+
+/* Whether the other end of a peer's socket is gone. */
+bool hp_py_is_hung_up(const Node *node, int peer)
+{
+    struct pollfd look = {.fd = node->sockets[peer], .events = POLLIN};
+    if (look.fd < 0 || poll(&look, 1, 0) <= 0)
+        return false;
+    return look.revents & (POLLHUP | POLLERR | POLLIN);
+}
+
+static PyObject *is_dead(PyObject *self, PyObject *peer)
+{
+    const long index = PyLong_AsLong(peer);
+    if (PyErr_Occurred())
+        return NULL;
+    return PyBool_FromLong(hp_py_is_hung_up((Node *)self, (int)index));
+}
+
+static PyMethodDef node_methods[] = {
+    {"claim", claim, METH_O, "claim(key, /)\n--\n\nTake an area of my window for a group."},
+    {"find", find, METH_VARARGS, "find(peer, key)\n--\n\nA peer's area for a group, or None."},
+    {"close", node_close, METH_O, "close(area, /)\n--\n\nSay that this group is done with."},
+    {"release", node_release, METH_O, "release(area, /)\n--\n\nGive an area back."},
+    {"is_closed", is_closed, METH_VARARGS,
+     "is_closed(peer, area, key)\n--\n\nWhether a peer is done with a group."},
+    {"leave", leave, METH_O, "leave(failed, /)\n--\n\nTell all ranks of the node that I go."},
+    {"is_dead", is_dead, METH_O, "is_dead(peer, /)\n--\n\nWhether a peer's process is gone."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot node_slots[] = {
+    {Py_tp_doc, "Node(windows, index, fd, sockets, spins, chunk)\n--\n\nMy node's windows."},
+    {Py_tp_new, node_new},
+    {Py_tp_dealloc, node_dealloc},
+    {Py_tp_methods, node_methods},
+    {0, NULL},
+};
+
+PyType_Spec hp_py_node_spec = {
+    .name = "hpcpar._core.Node",
+    .basicsize = sizeof(Node),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = node_slots,
+};
+
+/* ---- Team ------------------------------------------------------------------------------ */
+
+static bool read_places(PyObject *tuple, int *out, int size)
+{
+    for (int i = 0; i < size; i++)
+        out[i] = (int)PyLong_AsLong(PyTuple_GetItem(tuple, i));
+    return !PyErr_Occurred();
+}
+
+static PyObject *team_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"node", "members", "areas", "rank", "lane", NULL};
+    PyObject *node, *members, *areas;
+    int rank, lane, places[HP_MAX_LOCAL], where[HP_MAX_LOCAL];
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!ii:Team", names, &node, &PyTuple_Type,
+                                     &members, &PyTuple_Type, &areas, &rank, &lane))
+        return NULL;
+    const int size = (int)PyTuple_Size(members);
+    if (size < 1 || size > HP_MAX_LOCAL || PyTuple_Size(areas) != size || rank < 0 ||
+        rank >= size || lane < 0 || lane >= HP_LANES)
+        return PyErr_Format(PyExc_ValueError, "Team: ranks, areas or lane out of range");
+    if (!read_places(members, places, size) || !read_places(areas, where, size))
+        return NULL;
+    Team *const self = (Team *)PyType_GenericAlloc(type, 0);
+    if (!self)
+        return NULL;
+    self->node = Py_NewRef(node);
+    hp_team_init(&self->core, node_of(node), places, where, size, rank, lane);
+    return (PyObject *)self;
+}
+
+static void team_dealloc(PyObject *self)
+{
+    PyTypeObject *const type = Py_TYPE(self);
+    Py_XDECREF(((Team *)self)->node);
+    Py_XDECREF(((Team *)self)->headers);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *give_up(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    hp_team_give_up(&((Team *)self)->core);
+    return Py_NewRef(Py_None);
+}
+
+/* take_headers(): once, for the call that goes on the long way. */
+static PyObject *take_headers(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    PyObject *const headers = ((Team *)self)->headers;
+    ((Team *)self)->headers = NULL;
+    return headers ? headers : Py_NewRef(Py_None);
+}
+
+static PyMethodDef team_methods[] = {
+    {"take_headers", take_headers, METH_NOARGS,
+     "take_headers()\n--\n\nThe headers of a call that left the hot path, or None."},
+    {"give_up", give_up, METH_NOARGS, "give_up()\n--\n\nTell late ranks that I wait no more."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot team_slots[] = {
+    {Py_tp_doc, "Team(node, members, areas, rank, lane)\n--\n\nA group on one lane."},
+    {Py_tp_new, team_new},
+    {Py_tp_dealloc, team_dealloc},
+    {Py_tp_methods, team_methods},
+    {0, NULL},
+};
+
+PyType_Spec hp_py_team_spec = {
+    .name = "hpcpar._core.Team",
+    .basicsize = sizeof(Team),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = team_slots,
+};

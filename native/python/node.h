@@ -1,0 +1,25 @@
+/* node.h - Node and Team as NodeCall sees them. */
+#ifndef HP_PY_NODE_H
+#define HP_PY_NODE_H
+
+#include "hp_node.h"
+#include "hp_python.h"
+
+typedef struct {
+    PyObject_HEAD
+    struct hp_node core;
+    PyObject *windows; /* tuple of arrays that keep the windows mapped */
+    int sockets[HP_MAX_LOCAL];
+} Node;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *node;
+    PyObject *headers; /* of a call that left the hot path, or NULL */
+    struct hp_team core;
+} Team;
+
+/* Whether the other end of a peer's socket is gone. */
+bool hp_py_is_hung_up(const Node *node, int peer);
+
+#endif

@@ -1,0 +1,314 @@
+/* NodeCall: one collective of a team, for Python. */
+#include <errno.h>
+#include <string.h>
+
+#include "node.h"
+
+#define SLICE_NS 50000000 /* between two looks at signals and sockets */
+#define EARLY 100         /* looks before the GIL is given away */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *team;
+    PyObject *failed; /* makes the exception from an error's number and the rank */
+    PyObject *recorder; /* whose group's operation number goes into the header, or NULL */
+    unsigned int slot;
+    PyObject *x, *out; /* in use by a call that was started */
+    struct hp_request request;
+    struct hp_call core;
+    uint64_t *counts; /* sent, then received */
+    double *factors;
+    double divisor;
+    uint8_t header[HP_POST_HEADER];
+    uint64_t limit; /* nanoseconds that a call on the hot path may take */
+} NodeCall;
+
+static struct hp_team *team_of(const NodeCall *self)
+{
+    return &((Team *)self->team)->core;
+}
+
+/* Copy a tuple of counts, if there is one, to `out`. */
+static const uint64_t *read_counts(PyObject *counts, uint64_t *out, int size)
+{
+    if (PyTuple_Size(counts) != size)
+        return NULL;
+    for (int r = 0; r < size; r++)
+        out[r] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(counts, r));
+    return out;
+}
+
+/* Factors: a tuple of a float per rank or None; the divisor: a float or None. */
+static bool read_scales(NodeCall *self, PyObject *factors, PyObject *divisor)
+{
+    const int size = team_of(self)->size;
+    if (factors != Py_None) {
+        self->factors = PyMem_Calloc((size_t)size, sizeof(double));
+        for (int r = 0; self->factors && r < size; r++)
+            self->factors[r] = PyFloat_AsDouble(PyTuple_GetItem(factors, r));
+        self->request.factors = self->factors;
+    }
+    if (divisor != Py_None) {
+        self->divisor = PyFloat_AsDouble(divisor);
+        self->request.divisor = &self->divisor;
+    }
+    return !PyErr_Occurred();
+}
+
+static bool read_header(NodeCall *self, PyObject *header, PyObject *record)
+{
+    char *bytes;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(header, &bytes, &length) < 0 || length != HP_POST_HEADER)
+        return false;
+    memcpy(self->header, bytes, sizeof self->header);
+    self->request.header = self->header;
+    PyObject *recorder;
+    if (record == Py_None)
+        return true;
+    if (!PyArg_ParseTuple(record, "OI", &recorder, &self->slot) || !hp_py_recorder_core(recorder))
+        return false;
+    self->recorder = Py_NewRef(recorder);
+    return true;
+}
+
+static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"team", "verb", "dtype", "op", "root", "nbytes", "counts", "scales",
+                            "agreed", "failed", "limit", NULL};
+    PyObject *team, *sent, *received, *factors, *divisor, *header, *record, *failed;
+    int verb, dtype, op, root, ready;
+    unsigned long long nbytes, print, limit;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiiiiK(O!O!)(OO)(KpOO)OK:NodeCall", names, &team,
+                                     &verb, &dtype, &op, &root, &nbytes, &PyTuple_Type, &sent,
+                                     &PyTuple_Type, &received, &factors, &divisor, &print, &ready,
+                                     &header, &record, &failed, &limit))
+        return NULL;
+    NodeCall *const self = (NodeCall *)PyType_GenericAlloc(type, 0);
+    if (!self)
+        return NULL;
+    self->team = Py_NewRef(team);
+    self->failed = Py_NewRef(failed);
+    self->limit = limit;
+    const int size = team_of(self)->size;
+    self->counts = PyMem_Calloc(2 * (size_t)size, sizeof(uint64_t));
+    self->request = (struct hp_request){.verb = (enum hp_verb)verb, .dtype = dtype, .op = op,
+                                        .root = root, .nbytes = nbytes, .print = print,
+                                        .is_ready = ready};
+    self->request.send_counts = read_counts(sent, self->counts, size);
+    self->request.recv_counts = read_counts(received, self->counts + size, size);
+    if (!read_scales(self, factors, divisor) || !read_header(self, header, record)) {
+        Py_DECREF((PyObject *)self);
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "NodeCall: header's size");
+    }
+    return (PyObject *)self;
+}
+
+static void call_dealloc(PyObject *object)
+{
+    NodeCall *const self = (NodeCall *)object;
+    PyTypeObject *const type = Py_TYPE(object);
+    PyMem_Free(self->counts);
+    PyMem_Free(self->factors);
+    Py_XDECREF(self->team);
+    Py_XDECREF(self->failed);
+    Py_XDECREF(self->recorder);
+    Py_XDECREF(self->x);
+    Py_XDECREF(self->out);
+    PyObject_Free(object);
+    Py_DECREF(type);
+}
+
+static void *address_of(PyObject *object)
+{
+    return PyArray_Check(object) ? PyArray_DATA((PyArrayObject *)object) : NULL;
+}
+
+/* The record has begun this operation already. */
+static void number_header(NodeCall *self)
+{
+    const struct hp_recorder *const core = hp_py_recorder_core(self->recorder);
+    const uint64_t seq = hp_recorder_group(core, self->slot)->seq - 1;
+    memcpy(self->header + HP_HEADER_SEQ, &seq, sizeof seq);
+}
+
+static void begin(NodeCall *self, PyObject *x, PyObject *out)
+{
+    if (self->recorder)
+        number_header(self);
+    self->request.send = address_of(x);
+    self->request.recv = address_of(out);
+    hp_call_begin(&self->core, team_of(self), &self->request);
+}
+
+static PyObject *raise(const NodeCall *self, int rc)
+{
+    PyObject *const error =
+        PyObject_CallFunction(self->failed, "ii", -rc, self->core.blocked_on);
+    if (error)
+        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+    return NULL;
+}
+
+/* True: done; False: only the headers came; None: pending; NULL: failed. */
+static PyObject *outcome(const NodeCall *self, int rc)
+{
+    if (rc < 0)
+        return raise(self, rc);
+    return rc == HP_PENDING ? Py_NewRef(Py_None) : PyBool_FromLong(rc == HP_DONE);
+}
+
+/* Whether who we wait for is a process that is gone. What it did before was looked at. */
+static bool is_lost(const NodeCall *self)
+{
+    const int r = self->core.blocked_on;
+    const Node *const node = (Node *)((Team *)self->team)->node;
+    return r >= 0 && hp_py_is_hung_up(node, team_of(self)->members[r]);
+}
+
+/* Wait for the end, `nanoseconds` at most. -EINTR with an exception set: a signal. */
+static int wait_for(NodeCall *self, uint64_t nanoseconds)
+{
+    int rc = HP_PENDING;
+    for (int i = 0; rc == HP_PENDING && i < EARLY; i++)
+        rc = hp_call_advance(&self->core);
+    while (rc == HP_PENDING && nanoseconds > 0) {
+        const uint64_t slice = nanoseconds < SLICE_NS ? nanoseconds : SLICE_NS;
+        const bool lost = is_lost(self);
+        Py_BEGIN_ALLOW_THREADS
+        rc = hp_call_run(&self->core, slice);
+        Py_END_ALLOW_THREADS
+        nanoseconds -= slice;
+        if (rc == HP_PENDING && lost)
+            return -EPIPE;
+        if (rc == HP_PENDING && PyErr_CheckSignals() < 0)
+            return -EINTR;
+    }
+    return rc;
+}
+
+/* start(x, out) */
+static PyObject *start(PyObject *object, PyObject *args)
+{
+    NodeCall *const self = (NodeCall *)object;
+    PyObject *x, *out;
+    if (!PyArg_ParseTuple(args, "OO:start", &x, &out))
+        return NULL;
+    Py_XDECREF(self->x);
+    Py_XDECREF(self->out);
+    self->x = Py_NewRef(x);
+    self->out = Py_NewRef(out);
+    begin(self, x, out);
+    return outcome(self, hp_call_advance(&self->core));
+}
+
+static PyObject *test(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    NodeCall *const self = (NodeCall *)object;
+    int rc = hp_call_advance(&self->core);
+    if (rc == HP_PENDING)
+        rc = hp_call_look(&self->core);
+    if (rc == HP_PENDING && is_lost(self)) {
+        rc = hp_call_advance(&self->core);
+        rc = rc == HP_PENDING ? -EPIPE : rc;
+    }
+    return outcome(self, rc);
+}
+
+/* wait(nanoseconds) */
+static PyObject *wait_method(PyObject *object, PyObject *number)
+{
+    NodeCall *const self = (NodeCall *)object;
+    const uint64_t nanoseconds = PyLong_AsUnsignedLongLong(number);
+    if (PyErr_Occurred())
+        return NULL;
+    const int rc = wait_for(self, nanoseconds);
+    return rc == -EINTR ? NULL : outcome(self, rc);
+}
+
+static PyObject *headers(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const NodeCall *const self = (NodeCall *)object;
+    const int size = team_of(self)->size;
+    PyObject *const list = PyList_New(size);
+    for (int r = 0; list && r < size; r++) {
+        const void *const header = hp_call_header(&self->core, r);
+        PyObject *const bytes = PyBytes_FromStringAndSize(header, HP_POST_HEADER);
+        if (!bytes || PyList_SetItem(list, r, bytes) < 0) {
+            Py_DECREF(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+/* The call goes on the long way, with the headers that have come. */
+static PyObject *keep_headers(NodeCall *self)
+{
+    Team *const team = (Team *)self->team;
+    Py_XDECREF(team->headers);
+    team->headers = headers((PyObject *)self, NULL);
+    return team->headers ? Py_NewRef(Py_False) : NULL;
+}
+
+/* call(x, out): to the end, for the hot path. */
+static PyObject *call_call(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    NodeCall *const self = (NodeCall *)object;
+    if (PyTuple_Size(args) != 2 || kwargs)
+        return PyErr_Format(PyExc_TypeError, "NodeCall: takes x and out");
+    begin(self, PyTuple_GetItem(args, 0), PyTuple_GetItem(args, 1));
+    int rc = wait_for(self, self->limit);
+    if (rc == -EINTR)
+        return NULL;
+    if (rc == HP_PENDING)
+        rc = -ETIMEDOUT;
+    if (rc == HP_HEADERS)
+        return keep_headers(self);
+    return outcome(self, rc);
+}
+
+static PyObject *missing(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const NodeCall *const self = (NodeCall *)object;
+    PyObject *const list = PyList_New(0);
+    for (int r = 0; list && r < team_of(self)->size; r++) {
+        PyObject *const rank = PyLong_FromLong(r);
+        if (!hp_call_has_come(&self->core, r) || r == self->core.blocked_on)
+            PyList_Append(list, rank);
+        Py_XDECREF(rank);
+    }
+    return list;
+}
+
+static PyMethodDef call_methods[] = {
+    {"start", start, METH_VARARGS,
+     "start(x, out)\n--\n\nBegin; True: done, False: only the headers came, None: pending."},
+    {"test", test, METH_NOARGS, "test()\n--\n\nMove on; the same answers."},
+    {"wait", wait_method, METH_O,
+     "wait(nanoseconds, /)\n--\n\nWait for the end, that long at most; the same answers."},
+    {"headers", headers, METH_NOARGS, "headers()\n--\n\nWhat all ranks say of this call."},
+    {"missing", missing, METH_NOARGS, "missing()\n--\n\nThe ranks that keep this call waiting."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot call_slots[] = {
+    {Py_tp_doc, "NodeCall(team, verb, dtype, op, root, nbytes, counts, scales, agreed, failed, limit)\n"
+                "--\n\nA collective of a team; called as call(x, out) it blocks."},
+    {Py_tp_new, call_new},
+    {Py_tp_dealloc, call_dealloc},
+    {Py_tp_call, call_call},
+    {Py_tp_methods, call_methods},
+    {0, NULL},
+};
+
+PyType_Spec hp_py_node_call_spec = {
+    .name = "hpcpar._core.NodeCall",
+    .basicsize = sizeof(NodeCall),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = call_slots,
+};

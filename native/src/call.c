@@ -1,0 +1,218 @@
+/*
+ * A collective's way: post, agree, move chunks. It never blocks, so that one thread can move
+ * several on; bell.c waits.
+ *
+ * Everybody's post is awaited before anything else, whatever the verb. So a rank that posts number
+ * k + 2 knows that all have read number k, and two posts per rank are enough. The chunks of all
+ * collectives of a lane are numbered through; slot n % HP_SLOTS is written when all ranks have
+ * taken chunk n - HP_SLOTS.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "engine.h"
+#include "hp_atomic.h"
+
+enum { READY = 1, INLINE = 2 }; /* flags of a post */
+
+enum { FILLED, REDUCED, TAKEN }; /* counters of a lane */
+
+static _Atomic uint64_t *counter(struct hp_lane *lane, int which)
+{
+    return which == FILLED ? &lane->filled : which == REDUCED ? &lane->reduced : &lane->taken;
+}
+
+static struct hp_lane *my_lane(const struct hp_call *call)
+{
+    return call->team->lanes[call->team->rank];
+}
+
+const struct hp_post *hp_call_post(const struct hp_call *call, int rank)
+{
+    return &call->team->lanes[rank]->posts[call->seq & 1];
+}
+
+const void *hp_call_header(const struct hp_call *call, int rank)
+{
+    return hp_call_post(call, rank)->header;
+}
+
+bool hp_call_has_come(const struct hp_call *call, int rank)
+{
+    return hp_load_ordered(&hp_call_post(call, rank)->seq) == call->seq; /* pairs with post() */
+}
+
+bool hp_call_is_inline(const struct hp_call *call, int rank)
+{
+    return hp_call_post(call, rank)->flags & INLINE;
+}
+
+void hp_call_begin(struct hp_call *call, struct hp_team *team, const struct hp_request *request)
+{
+    memset(call, 0, sizeof *call);
+    call->team = team;
+    call->request = *request;
+    call->seq = ++team->seq;
+    call->blocked_on = -1;
+}
+
+static void post(struct hp_call *call)
+{
+    struct hp_post *const mine = &my_lane(call)->posts[call->seq & 1];
+    const struct hp_request *const request = &call->request;
+    call->inline_data = hp_move_fits(call);
+    mine->print = request->print;
+    mine->flags = (request->is_ready ? READY : 0u) | (call->inline_data ? INLINE : 0u);
+    mine->steps = call->inline_data ? 0 : hp_move_steps(call);
+    if (request->header)
+        memcpy(mine->header, request->header, HP_POST_HEADER);
+    if (call->inline_data)
+        hp_move_inline(call, mine);
+    hp_store_ordered(&mine->seq, call->seq);
+    hp_team_ring(call->team);
+    call->phase = HP_POSTED;
+}
+
+/* Every rank computes this from the same posts, so all come to the same verdict. */
+static bool all_agree(const struct hp_call *call)
+{
+    const uint64_t print = hp_call_post(call, 0)->print;
+    for (int r = 0; r < call->team->size; r++) {
+        const struct hp_post *const its = hp_call_post(call, r);
+        if (!(its->flags & READY) || its->print != print)
+            return false;
+    }
+    return true;
+}
+
+static int agree(struct hp_call *call)
+{
+    struct hp_team *const team = call->team;
+    for (int r = call->blocked_on < 0 ? 0 : call->blocked_on; r < team->size; r++)
+        if (!hp_call_has_come(call, r)) {
+            call->blocked_on = r;
+            return HP_PENDING;
+        }
+    if (!all_agree(call)) {
+        call->phase = HP_ENDED;
+        return HP_HEADERS;
+    }
+    for (int r = 0; r < team->size; r++)
+        if (hp_call_post(call, r)->steps > call->steps)
+            call->steps = hp_call_post(call, r)->steps;
+    call->base = team->steps;
+    team->steps += call->steps;
+    call->phase = HP_MOVING;
+    if (call->steps > 0 && hp_team_reserve(team) < 0)
+        return -ENOMEM;
+    return hp_move_take_inline(call);
+}
+
+/* Whether all peers' counters have reached `value`; else blocked_on says whose has not. */
+static bool all_reached(struct hp_call *call, int which, uint64_t value)
+{
+    struct hp_team *const team = call->team;
+    for (int r = 0; r < team->size; r++) {
+        uint64_t *const known = &team->known[which][r];
+        if (r == team->rank || *known >= value)
+            continue;
+        *known = hp_load_ordered(counter(team->lanes[r], which)); /* pairs with publish() */
+        if (*known < value) {
+            call->blocked_on = r;
+            return false;
+        }
+    }
+    return true;
+}
+
+static void publish(struct hp_call *call, int which, uint64_t value)
+{
+    hp_store_ordered(counter(my_lane(call), which), value);
+    hp_team_ring(call->team);
+}
+
+/* Fill the next slot, if all have taken what was in it. */
+static bool produce(struct hp_call *call)
+{
+    const uint64_t next = call->base + call->produced + 1;
+    if (call->produced == call->steps ||
+        (next > HP_SLOTS && !all_reached(call, TAKEN, next - HP_SLOTS)))
+        return false;
+    hp_move_produce(call, call->produced++);
+    publish(call, FILLED, next);
+    return true;
+}
+
+/* Reduce my slice of the next chunk, if all have filled theirs. 1: done, 0: not yet. */
+static int reduce(struct hp_call *call)
+{
+    const uint64_t next = call->base + call->reduced + 1;
+    if (call->reduced == call->produced || !all_reached(call, FILLED, next))
+        return 0;
+    const int rc = hp_move_reduce(call, call->reduced++);
+    publish(call, REDUCED, next);
+    return rc < 0 ? rc : 1;
+}
+
+static int consume(struct hp_call *call)
+{
+    const bool is_sliced = hp_move_is_sliced(call);
+    const uint64_t next = call->base + call->consumed + 1;
+    if (call->consumed == (is_sliced ? call->reduced : call->produced) ||
+        !all_reached(call, is_sliced ? REDUCED : FILLED, next))
+        return 0;
+    const int rc = hp_move_consume(call, call->consumed++);
+    publish(call, TAKEN, next);
+    return rc < 0 ? rc : 1;
+}
+
+static int move(struct hp_call *call)
+{
+    while (call->consumed < call->steps) {
+        const int filled = produce(call);
+        const int reduced = hp_move_is_sliced(call) ? reduce(call) : 0;
+        const int taken = reduced < 0 ? reduced : consume(call);
+        if (taken < 0)
+            return taken;
+        if (!filled && !reduced && !taken)
+            return HP_PENDING;
+    }
+    call->phase = HP_ENDED;
+    return HP_DONE;
+}
+
+int hp_call_advance(struct hp_call *call)
+{
+    if (call->phase == HP_NEW)
+        post(call);
+    if (call->phase == HP_POSTED) {
+        const int rc = agree(call);
+        if (call->phase != HP_MOVING || rc < 0)
+            return rc;
+    }
+    return call->phase == HP_MOVING ? move(call) : HP_DONE;
+}
+
+int hp_call_look(struct hp_call *call)
+{
+    const struct hp_team *const team = call->team;
+    const int r = call->blocked_on;
+    if (r < 0 || r == team->rank)
+        return HP_PENDING;
+    const struct hp_window *const its = team->node->windows[team->members[r]];
+    /* What it did before it left is to be seen, so the call is looked at once more. */
+    const uint64_t state = hp_load_ordered(&its->state); /* pairs with hp_node_leave */
+    const uint64_t gone = hp_load_ordered(&team->lanes[r]->gone);
+    if (state == HP_ALIVE && gone == HP_HERE)
+        return HP_PENDING;
+    const int rc = hp_call_advance(call);
+    if (rc != HP_PENDING || call->blocked_on != r)
+        return rc;
+    return state != HP_ALIVE ? -EPIPE : -ECANCELED;
+}
+
+void hp_team_give_up(struct hp_team *team)
+{
+    hp_store_ordered(&team->lanes[team->rank]->gone, HP_GAVE_UP);
+    hp_team_ring(team);
+}

@@ -1,0 +1,35 @@
+/* engine.h - what the files of the node engine share. */
+#ifndef HP_ENGINE_H
+#define HP_ENGINE_H
+
+#include "hp_node.h"
+
+/* Reserve the memory of my slots; -ENOMEM. */
+int hp_team_reserve(struct hp_team *team);
+uint64_t hp_now(void);
+
+/* moves.c: what each verb does. */
+
+/* Chunks that this rank needs. */
+uint64_t hp_move_steps(const struct hp_call *call);
+/* Whether all that I send goes with the post. */
+bool hp_move_fits(const struct hp_call *call);
+/* Write what I send into the post. */
+void hp_move_inline(const struct hp_call *call, struct hp_post *post);
+/* Write chunk `step` of what I send into my slot. */
+void hp_move_produce(const struct hp_call *call, uint64_t step);
+/* Reduce my slice of a chunk, where the verb has that stage. */
+int hp_move_reduce(const struct hp_call *call, uint64_t step);
+/* Take chunk `step` of what the others sent. */
+int hp_move_consume(const struct hp_call *call, uint64_t step);
+/* Take what came with the posts. */
+int hp_move_take_inline(const struct hp_call *call);
+/* Whether the verb reduces slice by slice, in a stage of its own. */
+bool hp_move_is_sliced(const struct hp_call *call);
+
+/* Whether all that a member sends came with its post. */
+bool hp_call_is_inline(const struct hp_call *call, int rank);
+/* The post of a member for the call. */
+const struct hp_post *hp_call_post(const struct hp_call *call, int rank);
+
+#endif

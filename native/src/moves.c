@@ -1,0 +1,307 @@
+/*
+ * What each verb writes into slots and takes out of them.
+ *
+ * "Same" verbs pass one array of the same length; all_gather one block per rank; the rest a part
+ * for each rank, which has a place of its own in a slot.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "engine.h"
+
+#define STREAM_BYTES (1u << 20) /* results that leave the caches anyhow are written past them */
+#define BLOCK 8192
+
+static bool is_cut(const struct hp_call *call)
+{
+    return call->request.verb == HP_REDUCE_SCATTER || call->request.verb == HP_ALL_TO_ALL;
+}
+
+static int me(const struct hp_call *call)
+{
+    return call->team->rank;
+}
+
+static bool is_at_root(const struct hp_call *call)
+{
+    return call->request.root < 0 || call->request.root == me(call);
+}
+
+bool hp_move_is_sliced(const struct hp_call *call)
+{
+    return call->request.verb == HP_ALL_REDUCE && call->team->size > 1;
+}
+
+/* Bytes of a chunk, or of one rank's place in it; the same on all ranks. */
+static uint64_t grain(const struct hp_call *call)
+{
+    const uint64_t chunk = call->team->node->chunk;
+    return is_cut(call) ? (chunk / (uint64_t)call->team->size) & ~63ull : chunk;
+}
+
+static uint64_t before(const uint64_t *counts, int rank)
+{
+    uint64_t sum = 0;
+    for (int r = 0; r < rank; r++)
+        sum += counts[r];
+    return sum;
+}
+
+static uint64_t most(const uint64_t *counts, int size)
+{
+    uint64_t largest = 0;
+    for (int r = 0; r < size; r++)
+        if (counts[r] > largest)
+            largest = counts[r];
+    return largest;
+}
+
+/* Bytes of the longest thing that I send. */
+static uint64_t longest(const struct hp_call *call)
+{
+    const struct hp_request *const q = &call->request;
+    if (q->verb == HP_BARRIER || q->verb == HP_EXCHANGE)
+        return 0;
+    if (q->verb == HP_BROADCAST && !is_at_root(call))
+        return 0;
+    return is_cut(call) ? most(q->send_counts, call->team->size) : q->nbytes;
+}
+
+uint64_t hp_move_steps(const struct hp_call *call)
+{
+    const uint64_t unit = grain(call);
+    return (longest(call) + unit - 1) / unit;
+}
+
+bool hp_move_fits(const struct hp_call *call)
+{
+    const uint64_t parts = is_cut(call) ? (uint64_t)call->team->size : 1;
+    return (longest(call) + 15) / 16 * 16 * parts <= HP_POST_DATA;
+}
+
+/* Copy part `q` from `at` on, up to a grain, to `to`. */
+static void put_part(const struct hp_call *call, int q, uint64_t at, uint64_t unit, uint8_t *to)
+{
+    const struct hp_request *const request = &call->request;
+    const uint64_t count = request->send_counts[q];
+    if (q == me(call) || count <= at)
+        return;
+    const char *const from = (const char *)request->send + before(request->send_counts, q) + at;
+    memcpy(to, from, count - at < unit ? count - at : unit);
+}
+
+void hp_move_inline(const struct hp_call *call, struct hp_post *post)
+{
+    const uint64_t length = longest(call);
+    post->stride = (uint32_t)((length + 15) / 16 * 16);
+    if (!is_cut(call) && length > 0)
+        memcpy(post->data, call->request.send, length);
+    for (int q = 0; is_cut(call) && q < call->team->size; q++)
+        put_part(call, q, 0, length, post->data + (size_t)q * post->stride);
+}
+
+static uint8_t *slot(const struct hp_call *call, int rank, uint64_t step)
+{
+    return call->team->lanes[rank]->slots[(call->base + step) % HP_SLOTS];
+}
+
+/* Bytes of `length` that belong to a step. */
+static uint64_t rest(uint64_t length, uint64_t step, uint64_t unit)
+{
+    const uint64_t at = step * unit;
+    return length <= at ? 0 : length - at < unit ? length - at : unit;
+}
+
+/* The slice of a chunk of `nbytes` that rank `r` reduces: where it begins. */
+static uint64_t slice(const struct hp_call *call, uint64_t nbytes, int r)
+{
+    const uint64_t size = (uint64_t)call->team->size;
+    const uint64_t share = (nbytes + size - 1) / size;
+    const uint64_t whole = (share + 63) & ~63ull;
+    return whole * (uint64_t)r < nbytes ? whole * (uint64_t)r : nbytes;
+}
+
+/* Whether others need what I have. */
+static bool sends(const struct hp_call *call)
+{
+    const struct hp_request *const q = &call->request;
+    if (q->verb == HP_BROADCAST)
+        return is_at_root(call);
+    if (q->verb == HP_REDUCE || q->verb == HP_ALL_GATHER)
+        return q->root < 0 || q->root != me(call);
+    return true;
+}
+
+void hp_move_produce(const struct hp_call *call, uint64_t step)
+{
+    uint8_t *const to = slot(call, me(call), step);
+    const uint64_t unit = grain(call);
+    if (call->inline_data || call->team->size == 1 || !sends(call))
+        return;
+    if (is_cut(call)) {
+        for (int q = 0; q < call->team->size; q++)
+            put_part(call, q, step * unit, unit, to + (uint64_t)q * unit);
+        return;
+    }
+    const uint64_t nbytes = rest(call->request.nbytes, step, unit);
+    const char *const from = (const char *)call->request.send + step * unit;
+    if (!hp_move_is_sliced(call)) {
+        hp_copy(to, from, nbytes);
+        return;
+    }
+    const uint64_t begin = slice(call, nbytes, me(call)), end = slice(call, nbytes, me(call) + 1);
+    hp_copy(to, from, begin);
+    hp_copy(to + end, from + end, nbytes - end);
+}
+
+/* ---- taking ---------------------------------------------------------------------------- */
+
+/* out = op over `srcs`, past the caches where the result is large and none of them. */
+static int reduce(const struct hp_call *call, char *out, const void **srcs, int count,
+                  uint64_t nbytes)
+{
+    const struct hp_request *const q = &call->request;
+    const size_t item = hp_itemsize(q->dtype);
+    struct hp_reduction r = {.out = out, .srcs = srcs, .num_srcs = (size_t)count, .op = q->op,
+                             .dtype = q->dtype, .count = nbytes / item, .factors = q->factors,
+                             .divisor = q->divisor};
+    if (q->nbytes < STREAM_BYTES || q->recv == q->send)
+        return hp_reduce(call->team->node->kernels, &r);
+    _Alignas(HP_CACHE_LINE) char room[BLOCK];
+    r.out = room;
+    for (uint64_t at = 0; at < nbytes; at += BLOCK) {
+        const uint64_t now = rest(nbytes, at / BLOCK, BLOCK);
+        r.count = now / item;
+        const int rc = hp_reduce(call->team->node->kernels, &r);
+        if (rc < 0)
+            return rc;
+        hp_copy_streaming(out + at, room, now);
+        for (int s = 0; s < count; s++)
+            srcs[s] = (const char *)srcs[s] + now;
+    }
+    return 0;
+}
+
+/* What rank `r` gave for bytes `at` to `at + unit` of its array, or of its part for me. */
+static const void *source(const struct hp_call *call, int r, uint64_t step)
+{
+    const struct hp_request *const q = &call->request;
+    const uint64_t unit = grain(call);
+    if (r == me(call)) {
+        const char *const mine = (const char *)q->send + step * unit;
+        return is_cut(call) ? mine + before(q->send_counts, r) : mine;
+    }
+    const struct hp_post *const post = hp_call_post(call, r);
+    if (hp_call_is_inline(call, r))
+        return is_cut(call) ? post->data + (size_t)me(call) * post->stride : post->data;
+    return slot(call, r, step) + (is_cut(call) ? (uint64_t)me(call) * unit : 0);
+}
+
+/* Ranks whose arrays make up my result. */
+static int num_sources(const struct hp_call *call)
+{
+    switch (call->request.verb) {
+    case HP_SCAN: return me(call) + 1;
+    case HP_EXSCAN: return me(call);
+    default: return call->team->size;
+    }
+}
+
+static int take_reduced(const struct hp_call *call, uint64_t step)
+{
+    const struct hp_request *const q = &call->request;
+    const int count = is_at_root(call) ? num_sources(call) : 0;
+    const uint64_t length = is_cut(call) ? q->send_counts[me(call)] : q->nbytes;
+    const uint64_t unit = grain(call), nbytes = rest(length, step, unit);
+    if (count == 0 || nbytes == 0)
+        return 0;
+    const void *srcs[HP_MAX_LOCAL];
+    for (int r = 0; r < count; r++)
+        srcs[r] = source(call, r, step);
+    return reduce(call, (char *)q->recv + step * unit, srcs, count, nbytes);
+}
+
+static void put(const struct hp_call *call, char *to, const void *from, uint64_t nbytes)
+{
+    if (nbytes == 0 || to == from)
+        return;
+    if (call->request.nbytes < STREAM_BYTES)
+        memcpy(to, from, nbytes);
+    else
+        hp_copy_streaming(to, from, nbytes);
+}
+
+static void take_broadcast(const struct hp_call *call, uint64_t step)
+{
+    const struct hp_request *const q = &call->request;
+    const uint64_t unit = grain(call);
+    if (q->recv != q->send || q->root != me(call))
+        put(call, (char *)q->recv + step * unit, source(call, q->root, step),
+            rest(q->nbytes, step, unit));
+}
+
+static void take_blocks(const struct hp_call *call, uint64_t step)
+{
+    const struct hp_request *const q = &call->request;
+    const uint64_t unit = grain(call);
+    if (!is_at_root(call) && q->verb == HP_ALL_GATHER)
+        return;
+    char *to = (char *)q->recv + step * unit;
+    for (int r = 0; r < call->team->size; to += q->recv_counts[r++])
+        put(call, to, source(call, r, step), rest(q->recv_counts[r], step, unit));
+}
+
+/* Copy what the others have reduced. */
+static void take_slices(const struct hp_call *call, uint64_t step)
+{
+    const struct hp_request *const q = &call->request;
+    const uint64_t unit = grain(call), nbytes = rest(q->nbytes, step, unit);
+    char *const to = (char *)q->recv + step * unit;
+    for (int r = 0; r < call->team->size; r++) {
+        const uint64_t begin = slice(call, nbytes, r), end = slice(call, nbytes, r + 1);
+        if (r != me(call))
+            put(call, to + begin, slot(call, r, step) + begin, end - begin);
+    }
+}
+
+/* The result goes to its place in my slot, which nobody filled, and to my array. */
+int hp_move_reduce(const struct hp_call *call, uint64_t step)
+{
+    const struct hp_request *const q = &call->request;
+    const uint64_t unit = grain(call), nbytes = rest(q->nbytes, step, unit);
+    const uint64_t begin = slice(call, nbytes, me(call)), end = slice(call, nbytes, me(call) + 1);
+    const void *srcs[HP_MAX_LOCAL];
+    if (end == begin)
+        return 0;
+    for (int r = 0; r < call->team->size; r++)
+        srcs[r] = (const char *)source(call, r, step) + begin;
+    const struct hp_reduction reduction = {
+        .out = slot(call, me(call), step) + begin, .srcs = srcs,
+        .num_srcs = (size_t)call->team->size, .count = (end - begin) / hp_itemsize(q->dtype),
+        .dtype = q->dtype, .op = q->op, .factors = q->factors, .divisor = q->divisor};
+    const int rc = hp_reduce(call->team->node->kernels, &reduction);
+    put(call, (char *)q->recv + step * unit + begin, reduction.out, end - begin);
+    return rc;
+}
+
+int hp_move_consume(const struct hp_call *call, uint64_t step)
+{
+    switch (call->request.verb) {
+    case HP_BARRIER:
+    case HP_EXCHANGE: return 0;
+    case HP_BROADCAST: take_broadcast(call, step); return 0;
+    case HP_ALL_GATHER:
+    case HP_ALL_TO_ALL: take_blocks(call, step); return 0;
+    default: break;
+    }
+    if (!hp_move_is_sliced(call) || call->inline_data)
+        return take_reduced(call, step);
+    take_slices(call, step);
+    return 0;
+}
+
+/* With chunks to come as well (of other ranks) the first consume takes what came inline. */
+int hp_move_take_inline(const struct hp_call *call)
+{
+    return call->steps == 0 ? hp_move_consume(call, 0) : 0;
+}

@@ -1,0 +1,134 @@
+/* Windows: whose they are, and the areas of groups in them. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+#include "hp_atomic.h"
+#include "hp_node.h"
+
+static int check(const struct hp_window *window, uint64_t length)
+{
+    if (!window || (uintptr_t)window % 4096)
+        return -EINVAL;
+    if (memcmp(window->magic, HP_WINDOW_MAGIC, sizeof window->magic) != 0 ||
+        window->version != HP_WINDOW_VERSION || window->length != length)
+        return -EBADMSG;
+    return 0;
+}
+
+int hp_node_init(struct hp_node *node, void *const *windows, int size, int index, uint64_t length)
+{
+    if (size < 1 || size > HP_MAX_LOCAL || index < 0 || index >= size || length < HP_WINDOW_MIN)
+        return -EINVAL;
+    memset(node, 0, sizeof *node);
+    for (int i = 0; i < size; i++) {
+        const int rc = check(windows[i], length);
+        if (rc < 0)
+            return rc;
+        node->windows[i] = windows[i];
+    }
+    node->size = size;
+    node->index = index;
+    node->length = length;
+    node->fd = -1;
+    node->chunk = HP_SLOT_BYTES;
+    return 0;
+}
+
+void hp_node_leave(struct hp_node *node, enum hp_state how)
+{
+    hp_store_ordered(&node->windows[node->index]->state, how);
+    for (int i = 0; i < node->size; i++)
+        hp_bell_ring(node->windows[i]);
+}
+
+static struct hp_area *area_of(struct hp_window *window, int index)
+{
+    char *const areas = (char *)window + HP_AREAS_OFFSET;
+    return (struct hp_area *)areas + index;
+}
+
+/* Get memory for a part of my window, so that a full machine is an error and no SIGBUS. */
+static int reserve(const struct hp_node *node, const void *begin, uint64_t nbytes)
+{
+    if (node->fd < 0)
+        return 0;
+    const char *const base = (const char *)node->windows[node->index];
+    const off_t offset = (off_t)((const char *)begin - base);
+    return posix_fallocate(node->fd, offset, (off_t)nbytes) == 0 ? 0 : -ENOMEM;
+}
+
+int hp_node_claim(struct hp_node *node, uint64_t key)
+{
+    struct hp_window *const mine = node->windows[node->index];
+    const uint64_t room = (node->length - HP_AREAS_OFFSET) / sizeof(struct hp_area);
+    int i = 0;
+    while (i < HP_MAX_TEAMS && hp_load_relaxed(&mine->keys[i]) != 0)
+        i++;
+    if (i == HP_MAX_TEAMS || (uint64_t)i >= room)
+        return -ENOSPC;
+    struct hp_area *const area = area_of(mine, i);
+    for (int l = 0; l < HP_LANES; l++) {
+        struct hp_lane *const lane = &area->lanes[l];
+        if (reserve(node, lane, offsetof(struct hp_lane, slots)) < 0)
+            return -ENOMEM;
+        memset(lane, 0, offsetof(struct hp_lane, slots));
+    }
+    hp_store_ordered(&mine->keys[i], key);
+    for (int peer = 0; peer < node->size; peer++)
+        hp_bell_ring(node->windows[peer]);
+    return i;
+}
+
+int hp_node_find(const struct hp_node *node, int peer, uint64_t key)
+{
+    const struct hp_window *const window = node->windows[peer];
+    for (int i = 0; i < HP_MAX_TEAMS; i++)
+        if (hp_load_acquire(&window->keys[i]) == key) /* pairs with hp_node_claim */
+            return i;
+    return -EAGAIN;
+}
+
+void hp_node_release(struct hp_node *node, int area)
+{
+    hp_store_ordered(&node->windows[node->index]->keys[area], 0);
+}
+
+void hp_node_close(struct hp_node *node, int area)
+{
+    struct hp_area *const mine = area_of(node->windows[node->index], area);
+    for (int l = 0; l < HP_LANES; l++)
+        hp_store_ordered(&mine->lanes[l].gone, HP_CLOSED);
+}
+
+bool hp_node_is_closed(const struct hp_node *node, int peer, int area, uint64_t key)
+{
+    struct hp_window *const window = node->windows[peer];
+    /* The acquires pair with hp_node_close and hp_node_claim. */
+    return hp_load_acquire(&area_of(window, area)->lanes[0].gone) == HP_CLOSED ||
+           hp_load_acquire(&window->keys[area]) != key ||
+           hp_load_acquire(&window->state) != HP_ALIVE;
+}
+
+void hp_team_init(struct hp_team *team, struct hp_node *node, const int *members, const int *areas,
+                  int size, int rank, int lane)
+{
+    memset(team, 0, sizeof *team);
+    team->node = node;
+    team->size = size;
+    team->rank = rank;
+    for (int r = 0; r < size; r++) {
+        team->members[r] = members[r];
+        team->lanes[r] = &area_of(node->windows[members[r]], areas[r])->lanes[lane];
+    }
+}
+
+/* The slots' memory comes with the first call that needs it: most groups move little. */
+int hp_team_reserve(struct hp_team *team)
+{
+    const struct hp_lane *const mine = team->lanes[team->rank];
+    if (!team->has_slots && reserve(team->node, mine->slots, sizeof mine->slots) < 0)
+        return -ENOMEM;
+    team->has_slots = true;
+    return 0;
+}

@@ -6,6 +6,8 @@
 #include "hp_atomic.h"
 #include "hp_node.h"
 
+#define RESERVE_STEP (64 << 20) /* a signal takes back what one call has got so far */
+
 static int check(const struct hp_window *window, uint64_t length)
 {
     if (!window || (uintptr_t)window % 4096)
@@ -51,11 +53,17 @@ static struct hp_area *area_of(struct hp_window *window, int index)
 /* Get memory for a part of my window, so that a full machine is an error and no SIGBUS. */
 static int reserve(const struct hp_node *node, const void *begin, uint64_t nbytes)
 {
-    if (node->fd < 0)
-        return 0;
     const char *const base = (const char *)node->windows[node->index];
-    const off_t offset = (off_t)((const char *)begin - base);
-    return posix_fallocate(node->fd, offset, (off_t)nbytes) == 0 ? 0 : -ENOMEM;
+    off_t at = (off_t)((const char *)begin - base);
+    const off_t end = at + (off_t)nbytes;
+    while (node->fd >= 0 && at < end) {
+        const off_t now = end - at < RESERVE_STEP ? end - at : RESERVE_STEP;
+        const int rc = posix_fallocate(node->fd, at, now);
+        if (rc != 0 && rc != EINTR)
+            return -ENOMEM;
+        at += rc == 0 ? now : 0;
+    }
+    return 0;
 }
 
 int hp_node_claim(struct hp_node *node, uint64_t key)

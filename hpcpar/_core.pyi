@@ -82,6 +82,13 @@ def cpu_features() -> str:
 def build_info() -> dict[str, str]:
     """Compiler, flags and version of the core."""
 
+def node_sizes() -> dict[str, int]:
+    """What the node engine takes of a rank's window, in bytes, and its limits.
+
+    head (once), control (per group), slots (per group and lane, with the first call that needs
+    them), length (the least of a window); ranks on a node, groups, lanes.
+    """
+
 @final
 class PackPlan:
     """Where arrays lie in one flat buffer, and the calls that move them.

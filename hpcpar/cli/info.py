@@ -6,10 +6,11 @@ import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from .._core import node_sizes
 from ..comm.bootstrap import (
     Bootstrap,
     MpiBootstrap,
@@ -18,6 +19,7 @@ from ..comm.bootstrap import (
     load_mpi,
     thread_level,
 )
+from ..comm.handover import NodeWindows, open_windows
 from ..comm.launch import check_world, detect, is_launched
 from ..errors import HpcparError
 from .command import Command
@@ -32,7 +34,10 @@ from .facts import (
     software_facts,
 )
 
-__all__ = ["COMMAND", "blas_warning", "job"]
+__all__ = ["COMMAND", "blas_warning", "job", "node_facts", "node_memory"]
+
+_MANY = 192  # ranks of a large node
+_TABLE_BYTES = 4 * 4096  # page tables that map what a rank uses of one window, for one group
 
 _DESCRIPTION = """\
 Show MPI, cores, threads, shared memory and devices as hpcpar sees them.
@@ -90,6 +95,92 @@ def job(boot: Bootstrap, usable: Sequence[int], threads: int) -> Facts:
     } | ({"warning": warning} if warning else {})
 
 
+def node_memory(sizes: Mapping[str, int], ranks: int, groups: int, lanes: int) -> Facts:
+    """Return what the node engine takes of a node's memory when `ranks` use `groups` of them all.
+
+    Local, pure.
+
+    Parameters
+    ----------
+    sizes : mapping
+        What `_core.node_sizes` returns.
+    ranks : int
+        On the node.
+    groups : int
+        Groups, each of all ranks.
+    lanes : int
+        1 for blocking calls with data of more than a few KiB, 2 with asynchronous ones as well.
+
+    Returns
+    -------
+    dict
+        windows: bytes of shared memory; tables: bytes of page tables on top, about.
+
+    Examples
+    --------
+    >>> node_memory({"head": 10, "control": 2, "slots": 100}, ranks=2, groups=3, lanes=1)["windows"]
+    632
+    """
+    each = sizes["head"] + groups * (sizes["control"] + lanes * sizes["slots"])
+    return {"windows": ranks * each, "tables": ranks * ranks * groups * lanes * _TABLE_BYTES}
+
+
+def node_facts(boot: Bootstrap, env: Mapping[str, str]) -> Facts:
+    """Try the node engine's shared memory, and tell what it takes.
+
+    Collective over the ranks of `boot`, which hand each other their windows; alone, a rank makes
+    one and listens.
+    """
+    sizes = node_sizes()
+    many = node_memory(sizes, _MANY, 1, 1)
+    return {
+        **_try_windows(boot, env, sizes),
+        "HPCPAR_SHM": env.get("HPCPAR_SHM", "not set"),
+        "HPCPAR_NODE": env.get("HPCPAR_NODE", "not set"),
+        "rank_bytes": sizes["head"],
+        "group_bytes": sizes["control"],
+        "group_lane_bytes": sizes["slots"],
+        f"{_MANY}_ranks_bytes": many["windows"],
+        f"{_MANY}_ranks_tables_bytes": many["tables"],
+    }
+
+
+def _try_windows(boot: Bootstrap, env: Mapping[str, str], sizes: Mapping[str, int]) -> Facts:
+    try:
+        windows = open_windows(boot, env)
+    except HpcparError as error:
+        return {"usable": False, "problem": str(error)}
+    try:
+        if windows.how == "none":
+            return {"usable": False, "problem": windows.why}
+        problem = _unusable(windows, sizes)
+        windows.grow(sizes["head"])
+    except MemoryError as error:
+        problem = str(error)
+    finally:
+        windows.close()
+    if problem:
+        return {"usable": False, "problem": problem}
+    facts: Facts = {"usable": True, "handed over by": windows.how}
+    if boot.size > 1:
+        whole = len(windows.ranks) == boot.size
+        facts |= {"ranks here": list(windows.ranks), "auto takes": "node" if whole else "mpi"}
+    note = {"note": windows.why} if windows.why else {}
+    return {**facts, "window_bytes": windows.length, **note}
+
+
+def _unusable(windows: NodeWindows, sizes: Mapping[str, int]) -> str:
+    """Say what the engine lacks; empty if nothing."""
+    if len(windows.ranks) > sizes["ranks"]:
+        return f"{len(windows.ranks)} ranks on one node; the engine takes {sizes['ranks']}"
+    if windows.length < sizes["length"]:
+        return (
+            f"a window can be {windows.length} bytes long and must be {sizes['length']}: raise "
+            "the limits on address space and file size (ulimit -v, ulimit -f)"
+        )
+    return ""
+
+
 def _collect() -> tuple[int, dict[str, Facts]]:
     cores = core_facts()
     blas = blas_facts(os.environ, len(cores["usable"]))
@@ -103,6 +194,7 @@ def _collect() -> tuple[int, dict[str, Facts]]:
         "cores": cores,
         "BLAS": blas,
         "shared memory": memory_facts(),
+        "node engine": node_facts(boot, os.environ),
         "devices": device_facts() if boot.rank == 0 else {},
     }
     return boot.rank, {name: section for name, section in sections.items() if section}
@@ -165,10 +257,17 @@ def _show_rich(lines: list[tuple[str, str]], width: int) -> None:
 def _text(key: str, value: object) -> str:
     if key.endswith("_bytes"):
         assert isinstance(value, int)
-        return f"{value / 2**30:.2f} GiB"
+        return _readable(value)
     if value in (None, [], ""):
         return "none"
     return str(value)
+
+
+def _readable(nbytes: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes / 2**10:.0f} KiB"
 
 
 COMMAND = Command(

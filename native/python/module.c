@@ -1,5 +1,6 @@
 /* The module hpcpar._core. */
 #define HP_IMPORTS_NUMPY
+#include "hp_node.h"
 #include "hp_python.h"
 
 const struct hp_kernels *hp_py_kernels;
@@ -19,11 +20,24 @@ static PyObject *build_info(PyObject *module, PyObject *unused)
                          HP_VERSION);
 }
 
+static PyObject *node_sizes(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return Py_BuildValue("{sisisisKsKsKsK}", "ranks", HP_MAX_LOCAL, "groups", HP_MAX_TEAMS, "lanes",
+                         HP_LANES, "head", (unsigned long long)sizeof(struct hp_window), "control",
+                         (unsigned long long)HP_LANES * offsetof(struct hp_lane, slots), "slots",
+                         (unsigned long long)HP_SLOTS * HP_SLOT_BYTES, "length",
+                         (unsigned long long)HP_WINDOW_MIN);
+}
+
 static PyMethodDef methods[] = {
     {"cpu_features", cpu_features, METH_NOARGS,
      "cpu_features($module, /)\n--\n\nThe SIMD level in use: baseline, avx2 or avx512."},
     {"build_info", build_info, METH_NOARGS,
      "build_info($module, /)\n--\n\nCompiler, flags and version of the core."},
+    {"node_sizes", node_sizes, METH_NOARGS,
+     "node_sizes($module, /)\n--\n\nWhat the node engine takes of a rank's window, in bytes."},
     {NULL, NULL, 0, NULL},
 };
 

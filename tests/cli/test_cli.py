@@ -147,7 +147,7 @@ def test_info_alone_starts_no_mpi_and_tells_all_sections():
     told = json.loads(out)
     assert list(told) == [
         *("software", "native core", "MPI", "launch", "job", "cores", "BLAS"),
-        *("shared memory", "devices"),
+        *("shared memory", "node engine", "devices"),
     ]
     assert told["launch"] == {
         "launcher": "python",

@@ -55,6 +55,14 @@ def test_describes_itself():
     assert "-ffp-contract=off" in info["flags"]
 
 
+def test_tells_what_the_node_engine_takes():
+    sizes = _core.node_sizes()
+    assert set(sizes) == {"ranks", "groups", "lanes", "head", "control", "slots", "length"}
+    assert all(sizes[name] % 4096 == 0 for name in ("head", "control", "slots"))
+    assert sizes["head"] >= 4096 + 8 * sizes["groups"]
+    assert sizes["length"] > sizes["head"] + sizes["control"] + sizes["lanes"] * sizes["slots"]
+
+
 @pytest.mark.parametrize("name", ["reduce", "PackPlan", "Recorder", "Ring", "philox_fill"])
 def test_is_documented(name):
     assert getattr(_core, name).__doc__

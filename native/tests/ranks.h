@@ -1,0 +1,127 @@
+/* Ranks as threads of one process, over windows of anonymous shared memory. */
+#ifndef HP_RANKS_H
+#define HP_RANKS_H
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "check.h"
+#include "hp_node.h"
+
+enum { MAX_RANKS = 8, MAX_AREAS = 3 };
+
+#define SECOND 1000000000ull
+#define GROUP_KEY 77u
+
+struct rank;
+
+struct world {
+    int size;
+    unsigned chunk, spins;
+    uint64_t length;
+    void *windows[MAX_RANKS];
+    pthread_barrier_t all; /* of the test itself: all ranks are here */
+    void (*body)(struct rank *rank);
+};
+
+struct rank {
+    struct world *world;
+    int index, area;
+    uint64_t random;
+    struct hp_node node;
+    struct hp_team teams[HP_LANES];
+    pthread_t thread;
+};
+
+static inline uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * SECOND + (uint64_t)t.tv_nsec;
+}
+
+static inline void sleep_ns(uint64_t nanoseconds)
+{
+    const struct timespec t = {(time_t)(nanoseconds / SECOND), (long)(nanoseconds % SECOND)};
+    nanosleep(&t, NULL);
+}
+
+/* Be late by up to 200 us, one time in eight. */
+static inline void dawdle(uint64_t *random)
+{
+    if (random64(random) % 8 == 0)
+        sleep_ns(random64(random) % 200000);
+}
+
+static inline void *map_window(int rank, uint64_t length)
+{
+    struct hp_window *const window = mmap(NULL, length, PROT_READ | PROT_WRITE,
+                                          MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(window != MAP_FAILED);
+    memcpy(window->magic, HP_WINDOW_MAGIC, sizeof window->magic);
+    window->version = HP_WINDOW_VERSION;
+    window->rank = rank;
+    window->length = length;
+    return window;
+}
+
+/* Find the areas of `key` of all ranks and make a lane of that group. */
+static inline void join(struct rank *rank, uint64_t key, struct hp_team *team, int lane)
+{
+    int members[MAX_RANKS], areas[MAX_RANKS];
+    for (int r = 0; r < rank->world->size; r++) {
+        members[r] = r;
+        while ((areas[r] = hp_node_find(&rank->node, r, key)) == -EAGAIN)
+            sched_yield();
+    }
+    hp_team_init(team, &rank->node, members, areas, rank->world->size, rank->index, lane);
+}
+
+static inline void *start_rank(void *arg)
+{
+    struct rank *const rank = arg;
+    const struct world *const world = rank->world;
+    CHECK(hp_node_init(&rank->node, world->windows, world->size, rank->index, world->length) == 0);
+    rank->node.kernels = hp_kernels_of(hp_best_level());
+    rank->node.chunk = world->chunk;
+    rank->node.spins = world->spins;
+    rank->area = hp_node_claim(&rank->node, GROUP_KEY);
+    CHECK(rank->area == 0);
+    for (int lane = 0; lane < HP_LANES; lane++)
+        join(rank, GROUP_KEY, &rank->teams[lane], lane);
+    world->body(rank);
+    return NULL;
+}
+
+/* Run `body` on all ranks of a new node. */
+static inline void run_ranks(int size, unsigned chunk, unsigned spins, void (*body)(struct rank *))
+{
+    struct world world = {.size = size, .chunk = chunk, .spins = spins, .body = body,
+                          .length = HP_AREAS_OFFSET + MAX_AREAS * sizeof(struct hp_area)};
+    struct rank *const ranks = calloc((size_t)size, sizeof *ranks);
+    CHECK(ranks && pthread_barrier_init(&world.all, NULL, (unsigned)size) == 0);
+    for (int r = 0; r < size; r++)
+        world.windows[r] = map_window(r, world.length);
+    for (int r = 0; r < size; r++) {
+        ranks[r].world = &world;
+        ranks[r].index = r;
+        ranks[r].random = 0x9e3779b97f4a7c15u * (uint64_t)(r + 1);
+        CHECK(pthread_create(&ranks[r].thread, NULL, start_rank, &ranks[r]) == 0);
+    }
+    for (int r = 0; r < size; r++)
+        CHECK(pthread_join(ranks[r].thread, NULL) == 0);
+    for (int r = 0; r < size; r++)
+        munmap(world.windows[r], world.length);
+    pthread_barrier_destroy(&world.all);
+    free(ranks);
+}
+
+static inline void meet(struct rank *rank)
+{
+    pthread_barrier_wait(&rank->world->all);
+}
+
+#endif

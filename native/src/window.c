@@ -37,11 +37,21 @@ int hp_node_init(struct hp_node *node, void *const *windows, int size, int index
     return 0;
 }
 
+static void ring_all(const struct hp_node *node)
+{
+    for (int i = 0; i < node->size; i++)
+        hp_bell_ring(node->windows[i]);
+}
+
 void hp_node_leave(struct hp_node *node, enum hp_state how)
 {
     hp_store_ordered(&node->windows[node->index]->state, how);
-    for (int i = 0; i < node->size; i++)
-        hp_bell_ring(node->windows[i]);
+    ring_all(node);
+}
+
+bool hp_node_has_left(const struct hp_node *node, int peer)
+{
+    return hp_load_ordered(&node->windows[peer]->state) == HP_LEFT; /* pairs with hp_node_leave */
 }
 
 static struct hp_area *area_of(struct hp_window *window, int index)
@@ -83,8 +93,7 @@ int hp_node_claim(struct hp_node *node, uint64_t key)
         memset(lane, 0, offsetof(struct hp_lane, slots));
     }
     hp_store_ordered(&mine->keys[i], key);
-    for (int peer = 0; peer < node->size; peer++)
-        hp_bell_ring(node->windows[peer]);
+    ring_all(node);
     return i;
 }
 
@@ -107,6 +116,7 @@ void hp_node_close(struct hp_node *node, int area)
     struct hp_area *const mine = area_of(node->windows[node->index], area);
     for (int l = 0; l < HP_LANES; l++)
         hp_store_ordered(&mine->lanes[l].gone, HP_CLOSED);
+    ring_all(node);
 }
 
 bool hp_node_is_closed(const struct hp_node *node, int peer, int area, uint64_t key)

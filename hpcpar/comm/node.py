@@ -11,7 +11,8 @@ import errno
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NodeBackend", "NodePlace"]
 
-_CHUNK = int(os.environ.get("HPCHUNK", "512")) * 1024
+_CHUNK = 512 * 1024  # long enough that ranks seldom wait for each other
 _SPINS = 2000  # looks before a wait sleeps: some 20 us
 _FOREVER = 1 << 62
 _VERBS = {
@@ -70,6 +71,7 @@ class NodePlace:
         # Also at the end of the process, for programs that do not call shutdown().
         self._let_go = weakref.finalize(self, _part, self.core, windows)
         self._index = {rank: i for i, rank in enumerate(windows.ranks)}
+        self._has_lost = False
         self._made: dict[tuple[int, ...], int] = {}
         self._closed: list[tuple[int, int, tuple[tuple[int, int], ...]]] = []
 
@@ -127,6 +129,14 @@ class NodePlace:
                 kept.append((mine, key, others))
         self._closed = kept
 
+    def has_lost(self) -> bool:
+        """Whether a process of the node is gone that did not leave in order."""
+        if self._let_go.alive and not self._has_lost:
+            places = range(len(self._index))
+            gone = (self.core.is_dead(p) and not self.core.has_left(p) for p in places)
+            self._has_lost = any(gone)
+        return self._has_lost
+
     def fail(self) -> None:
         """Tell the node's other ranks that this one takes part in nothing any more."""
         self.core.leave(True)
@@ -152,8 +162,8 @@ class NodeBackend(Backend):
         Global ranks of the group.
     rank : int
         My place in `ranks`.
-    rest : Backend
-        Carries messages between two ranks.
+    rest : callable
+        Returns who carries messages between two ranks; called when all members have come.
     timeout : float or None
         Seconds that calls of the hot path, and the making of groups, may take.
     """
@@ -167,14 +177,15 @@ class NodeBackend(Backend):
         place: NodePlace,
         ranks: Sequence[int],
         rank: int,
-        rest: Backend,
+        rest: Callable[[], Backend],
         timeout: float | None,
     ) -> None:
         self.rank, self.size = rank, len(ranks)
-        self.mpi_comm = rest.mpi_comm
-        self._place, self._ranks, self._rest, self._timeout = place, tuple(ranks), rest, timeout
+        self._place, self._ranks, self._timeout = place, tuple(ranks), timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         self._key, self._areas = place.enter(self._ranks, deadline)
+        self._rest = rest()  # MPI would wait for a dead member for ever
+        self.mpi_comm = self._rest.mpi_comm
         self._members = place.members(self._ranks)
         self._teams = [Team(place.core, self._members, self._areas, rank, lane) for lane in (0, 1)]
 
@@ -186,13 +197,18 @@ class NodeBackend(Backend):
         """Return the backend of these ranks of this group; collective over them."""
         chosen = [self._ranks[r] for r in ranks]
         mine = chosen.index(self._ranks[self.rank])
-        return NodeBackend(self._place, chosen, mine, self._rest.subgroup(ranks), self._timeout)
+        rest = partial(self._rest.subgroup, ranks)
+        return NodeBackend(self._place, chosen, mine, rest, self._timeout)
 
     def close(self) -> None:
         """Let go of the area and of what carries messages; collective."""
         mine = self._areas[self.rank]
         self._place.retire(self._key, self._members, self._areas, mine)
         self._rest.close()
+
+    def has_lost(self) -> bool:
+        """Whether a rank of the node has died."""
+        return self._place.has_lost()
 
     def abort(self, reason: BaseException) -> None:
         """Wake who waits here, then end the job as what carries messages does."""
@@ -326,6 +342,8 @@ class NodeBackend(Backend):
             return RankFailed(f"rank {rank} has left or died, and is missing here.")
         if code == errno.ECANCELED:
             return GroupFailed(f"rank {rank} has given up waiting here.")
+        if code == errno.EINTR:
+            return InterruptedError(f"a signal's handler raised while rank {rank} was waited for.")
         if code == errno.ENOMEM:
             return MemoryError("node engine: there is no memory for the chunks of this group.")
         if code == errno.ETIMEDOUT:

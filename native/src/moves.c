@@ -9,7 +9,7 @@
 
 #include "engine.h"
 
-#define STREAM_BYTES (1u << 20) /* results that leave the caches anyhow are written past them */
+#define STREAM_BYTES (2u << 20) /* results that leave the caches anyhow are written past them */
 #define BLOCK 8192
 
 static bool is_cut(const struct hp_call *call)
@@ -87,7 +87,7 @@ static void put_part(const struct hp_call *call, int q, uint64_t at, uint64_t un
     if (q == me(call) || count <= at)
         return;
     const char *const from = (const char *)request->send + before(request->send_counts, q) + at;
-    memcpy(to, from, count - at < unit ? count - at : unit);
+    hp_copy(to, from, count - at < unit ? count - at : unit);
 }
 
 void hp_move_inline(const struct hp_call *call, struct hp_post *post)
@@ -132,6 +132,16 @@ static bool sends(const struct hp_call *call)
     return true;
 }
 
+/* Where my own block of a large all_gather goes: it is written while it is read to be sent. */
+static char *own_block(const struct hp_call *call)
+{
+    const struct hp_request *const q = &call->request;
+    const bool sends_and_takes = q->verb == HP_ALL_GATHER && q->root < 0;
+    if (!sends_and_takes || call->inline_data || call->team->size == 1 || q->nbytes < STREAM_BYTES)
+        return NULL;
+    return (char *)q->recv + before(q->recv_counts, me(call));
+}
+
 void hp_move_produce(const struct hp_call *call, uint64_t step)
 {
     uint8_t *const to = slot(call, me(call), step);
@@ -145,6 +155,11 @@ void hp_move_produce(const struct hp_call *call, uint64_t step)
     }
     const uint64_t nbytes = rest(call->request.nbytes, step, unit);
     const char *const from = (const char *)call->request.send + step * unit;
+    char *const own = own_block(call);
+    if (own && own != call->request.send) {
+        hp_copy_twice(to, own + step * unit, from, nbytes);
+        return;
+    }
     if (!hp_move_is_sliced(call)) {
         hp_copy(to, from, nbytes);
         return;
@@ -152,6 +167,12 @@ void hp_move_produce(const struct hp_call *call, uint64_t step)
     const uint64_t begin = slice(call, nbytes, me(call)), end = slice(call, nbytes, me(call) + 1);
     hp_copy(to, from, begin);
     hp_copy(to + end, from + end, nbytes - end);
+}
+
+/* Whether the result is so long that it leaves the caches anyhow. In place it is there already. */
+static bool is_streamed(const struct hp_call *call)
+{
+    return call->request.nbytes >= STREAM_BYTES && call->request.recv != call->request.send;
 }
 
 /* ---- taking ---------------------------------------------------------------------------- */
@@ -165,7 +186,7 @@ static int reduce(const struct hp_call *call, char *out, const void **srcs, int 
     struct hp_reduction r = {.out = out, .srcs = srcs, .num_srcs = (size_t)count, .op = q->op,
                              .dtype = q->dtype, .count = nbytes / item, .factors = q->factors,
                              .divisor = q->divisor};
-    if (q->nbytes < STREAM_BYTES || q->recv == q->send)
+    if (!is_streamed(call))
         return hp_reduce(call->team->node->kernels, &r);
     _Alignas(HP_CACHE_LINE) char room[BLOCK];
     r.out = room;
@@ -225,10 +246,10 @@ static void put(const struct hp_call *call, char *to, const void *from, uint64_t
 {
     if (nbytes == 0 || to == from)
         return;
-    if (call->request.nbytes < STREAM_BYTES)
-        memcpy(to, from, nbytes);
-    else
+    if (is_streamed(call))
         hp_copy_streaming(to, from, nbytes);
+    else
+        hp_copy(to, from, nbytes);
 }
 
 static void take_broadcast(const struct hp_call *call, uint64_t step)
@@ -248,7 +269,8 @@ static void take_blocks(const struct hp_call *call, uint64_t step)
         return;
     char *to = (char *)q->recv + step * unit;
     for (int r = 0; r < call->team->size; to += q->recv_counts[r++])
-        put(call, to, source(call, r, step), rest(q->recv_counts[r], step, unit));
+        if (r != me(call) || !own_block(call))
+            put(call, to, source(call, r, step), rest(q->recv_counts[r], step, unit));
 }
 
 /* Copy what the others have reduced. */

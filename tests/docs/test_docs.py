@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```python *([^\n]*)\n(.*?)^```$", re.M | re.S)
 RANKS = re.compile(r"ranks=(\d+)")
+VARIABLE = re.compile(r"HPCPAR_[A-Z]+")
 
 
 def scripts(text):
@@ -85,6 +86,13 @@ def test_every_page_is_in_the_index():
     index = (ROOT / "docs" / "index.md").read_text("utf-8")
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
     assert pages <= set(index.split())
+
+
+def test_every_variable_that_is_read_is_in_the_guide():
+    files = [path for room in ("hpcpar", "jobs") for path in (ROOT / room).rglob("*.py")]
+    read = {name for path in files for name in VARIABLE.findall(path.read_text("utf-8"))}
+    assert "HPCPAR_TIMEOUT" in read
+    assert read <= set(VARIABLE.findall((ROOT / "docs" / "guide.md").read_text("utf-8")))
 
 
 def test_script_keeps_line_numbers():

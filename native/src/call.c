@@ -88,9 +88,9 @@ static bool all_agree(const struct hp_call *call)
 static int agree(struct hp_call *call)
 {
     struct hp_team *const team = call->team;
-    for (int r = call->blocked_on < 0 ? 0 : call->blocked_on; r < team->size; r++)
-        if (!hp_call_has_come(call, r)) {
-            call->blocked_on = r;
+    for (; call->come < team->size; call->come++)
+        if (!hp_call_has_come(call, call->come)) {
+            call->blocked_on = call->come;
             return HP_PENDING;
         }
     if (!all_agree(call)) {
@@ -193,22 +193,37 @@ int hp_call_advance(struct hp_call *call)
     return call->phase == HP_MOVING ? move(call) : HP_DONE;
 }
 
+/* Whether the call cannot end without more of a member. */
+static bool needs(const struct hp_call *call, int rank)
+{
+    const struct hp_lane *const its = call->team->lanes[rank];
+    const uint64_t end = call->base + call->steps;
+    if (call->phase != HP_MOVING)
+        return !hp_call_has_come(call, rank);
+    return hp_load_ordered(&its->filled) < end ||
+           (hp_move_is_sliced(call) && hp_load_ordered(&its->reduced) < end) ||
+           hp_load_ordered(&its->taken) + HP_SLOTS < end;
+}
+
+/* Not only at blocked_on: that one may be late and alive while another is gone for good. */
 int hp_call_look(struct hp_call *call)
 {
     const struct hp_team *const team = call->team;
-    const int r = call->blocked_on;
-    if (r < 0 || r == team->rank)
-        return HP_PENDING;
-    const struct hp_window *const its = team->node->windows[team->members[r]];
-    /* What it did before it left is to be seen, so the call is looked at once more. */
-    const uint64_t state = hp_load_ordered(&its->state); /* pairs with hp_node_leave */
-    const uint64_t gone = hp_load_ordered(&team->lanes[r]->gone);
-    if (state == HP_ALIVE && gone == HP_HERE)
-        return HP_PENDING;
-    const int rc = hp_call_advance(call);
-    if (rc != HP_PENDING || call->blocked_on != r)
-        return rc;
-    return state != HP_ALIVE ? -EPIPE : -ECANCELED;
+    int rc = HP_PENDING;
+    for (int r = 0; r < team->size; r++) {
+        const struct hp_window *const its = team->node->windows[team->members[r]];
+        /* These come first: what it did before it left is to be seen. */
+        const uint64_t state = hp_load_ordered(&its->state); /* pairs with hp_node_leave */
+        const uint64_t gone = hp_load_ordered(&team->lanes[r]->gone);
+        if (r == team->rank || (state == HP_ALIVE && gone == HP_HERE) || !needs(call, r))
+            continue;
+        if (state != HP_ALIVE || rc == HP_PENDING)
+            call->blocked_on = r;
+        if (state != HP_ALIVE)
+            return -EPIPE;
+        rc = -ECANCELED;
+    }
+    return rc;
 }
 
 void hp_team_give_up(struct hp_team *team)

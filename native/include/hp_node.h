@@ -20,6 +20,7 @@
 #define HP_POST_HEADER 256
 #define HP_HEADER_SEQ 32 /* where a header has the number of the operation, 8 bytes */
 #define HP_POST_DATA 3776
+#define HP_WITHDRAWN (UINT64_C(1) << 63) /* in a post's number: who made it has given up */
 
 enum hp_state { HP_ALIVE, HP_LEFT, HP_FAILED };
 
@@ -43,7 +44,7 @@ struct hp_window {
 
 /* What a rank says when it begins a collective; written anew every second time. */
 struct hp_post {
-    _Atomic uint64_t seq; /* of the collective, from 1; stored last */
+    _Atomic uint64_t seq; /* of the collective, from 1; stored last; HP_WITHDRAWN may be added */
     uint64_t print;       /* what must be equal on all ranks, in 64 bits */
     uint32_t flags;
     uint32_t stride; /* of the parts in `data`, where they differ by receiver */
@@ -100,6 +101,8 @@ int hp_node_init(struct hp_node *node, void *const *windows, int size, int index
                  uint64_t length);
 /* Say how this rank leaves, and wake everybody. */
 void hp_node_leave(struct hp_node *node, enum hp_state how);
+/* Whether a peer has left in order. */
+bool hp_node_has_left(const struct hp_node *node, int peer);
 
 /* Take an area of my window for the group of `key` (not 0). Its index, -ENOSPC, -ENOMEM. */
 int hp_node_claim(struct hp_node *node, uint64_t key);
@@ -188,8 +191,13 @@ int hp_call_look(struct hp_call *call);
 const void *hp_call_header(const struct hp_call *call, int rank);
 /* Whether a member has come. */
 bool hp_call_has_come(const struct hp_call *call, int rank);
+/* Whether the call waits, or would wait, for a member; not for one that came and gave up. */
+bool hp_call_is_missing(const struct hp_call *call, int rank);
 /* Tell those who come late that this rank waits no more. */
 void hp_team_give_up(struct hp_team *team);
+
+/* Nanoseconds of CLOCK_MONOTONIC. */
+uint64_t hp_now(void);
 
 /* Wake a rank if it sleeps, after a store_ordered of what it may wait for. */
 void hp_bell_ring(struct hp_window *window);
@@ -199,5 +207,7 @@ void hp_team_ring(const struct hp_team *team);
 /* dst = src, past the caches where that pays; disjoint. */
 void hp_copy(void *dst, const void *src, size_t nbytes);
 void hp_copy_streaming(void *dst, const void *src, size_t nbytes);
+/* near = src through the caches and far = src past them, in one pass. */
+void hp_copy_twice(void *near, void *far, const void *src, size_t nbytes);
 
 #endif

@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "hp_node.h"
@@ -22,7 +23,9 @@ struct world {
     int size;
     unsigned chunk, spins;
     uint64_t length;
+    bool has_files; /* windows are memfds, as between processes */
     void *windows[MAX_RANKS];
+    int fds[MAX_RANKS];
     pthread_barrier_t all; /* of the test itself: all ranks are here */
     void (*body)(struct rank *rank);
 };
@@ -56,16 +59,27 @@ static inline void dawdle(uint64_t *random)
         sleep_ns(random64(random) % 200000);
 }
 
-static inline void *map_window(int rank, uint64_t length)
+static inline void map_window(struct world *world, int rank)
 {
-    struct hp_window *const window = mmap(NULL, length, PROT_READ | PROT_WRITE,
-                                          MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const int fd = world->has_files ? memfd_create("hpcpar-test", MFD_CLOEXEC) : -1;
+    const int flags = fd < 0 ? MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
+    CHECK(fd < 0 ? !world->has_files : ftruncate(fd, (off_t)world->length) == 0);
+    struct hp_window *const window =
+        mmap(NULL, world->length, PROT_READ | PROT_WRITE, flags, fd, 0);
     CHECK(window != MAP_FAILED);
     memcpy(window->magic, HP_WINDOW_MAGIC, sizeof window->magic);
     window->version = HP_WINDOW_VERSION;
     window->rank = rank;
-    window->length = length;
-    return window;
+    window->length = world->length;
+    world->windows[rank] = window;
+    world->fds[rank] = fd;
+}
+
+static inline void unmap_window(const struct world *world, int rank)
+{
+    CHECK(munmap(world->windows[rank], world->length) == 0);
+    if (world->fds[rank] >= 0)
+        close(world->fds[rank]);
 }
 
 /* Find the areas of `key` of all ranks and make a lane of that group. */
@@ -88,6 +102,7 @@ static inline void *start_rank(void *arg)
     rank->node.kernels = hp_kernels_of(hp_best_level());
     rank->node.chunk = world->chunk;
     rank->node.spins = world->spins;
+    rank->node.fd = world->fds[rank->index];
     rank->area = hp_node_claim(&rank->node, GROUP_KEY);
     CHECK(rank->area == 0);
     for (int lane = 0; lane < HP_LANES; lane++)
@@ -96,27 +111,32 @@ static inline void *start_rank(void *arg)
     return NULL;
 }
 
-/* Run `body` on all ranks of a new node. */
-static inline void run_ranks(int size, unsigned chunk, unsigned spins, void (*body)(struct rank *))
+/* Run the body on all ranks of a new node. */
+static inline void run_world(struct world *world)
 {
-    struct world world = {.size = size, .chunk = chunk, .spins = spins, .body = body,
-                          .length = HP_AREAS_OFFSET + MAX_AREAS * sizeof(struct hp_area)};
-    struct rank *const ranks = calloc((size_t)size, sizeof *ranks);
-    CHECK(ranks && pthread_barrier_init(&world.all, NULL, (unsigned)size) == 0);
-    for (int r = 0; r < size; r++)
-        world.windows[r] = map_window(r, world.length);
-    for (int r = 0; r < size; r++) {
-        ranks[r].world = &world;
+    struct rank *const ranks = calloc((size_t)world->size, sizeof *ranks);
+    CHECK(ranks && pthread_barrier_init(&world->all, NULL, (unsigned)world->size) == 0);
+    world->length = HP_AREAS_OFFSET + MAX_AREAS * sizeof(struct hp_area);
+    for (int r = 0; r < world->size; r++)
+        map_window(world, r);
+    for (int r = 0; r < world->size; r++) {
+        ranks[r].world = world;
         ranks[r].index = r;
         ranks[r].random = 0x9e3779b97f4a7c15u * (uint64_t)(r + 1);
         CHECK(pthread_create(&ranks[r].thread, NULL, start_rank, &ranks[r]) == 0);
     }
-    for (int r = 0; r < size; r++)
+    for (int r = 0; r < world->size; r++)
         CHECK(pthread_join(ranks[r].thread, NULL) == 0);
-    for (int r = 0; r < size; r++)
-        munmap(world.windows[r], world.length);
-    pthread_barrier_destroy(&world.all);
+    for (int r = 0; r < world->size; r++)
+        unmap_window(world, r);
+    pthread_barrier_destroy(&world->all);
     free(ranks);
+}
+
+static inline void run_ranks(int size, unsigned chunk, unsigned spins, void (*body)(struct rank *))
+{
+    struct world world = {.size = size, .chunk = chunk, .spins = spins, .body = body};
+    run_world(&world);
 }
 
 static inline void meet(struct rank *rank)

@@ -90,7 +90,10 @@ int hp_node_claim(struct hp_node *node, uint64_t key)
         struct hp_lane *const lane = &area->lanes[l];
         if (reserve(node, lane, offsetof(struct hp_lane, slots)) < 0)
             return -ENOMEM;
-        memset(lane, 0, offsetof(struct hp_lane, slots));
+        memset(lane, 0, offsetof(struct hp_lane, gone));
+        memset(lane->posts, 0, sizeof lane->posts);
+        /* Members of the group that was here may still look: they find this or another key. */
+        hp_store_release(&lane->gone, HP_HERE);
     }
     hp_store_ordered(&mine->keys[i], key);
     ring_all(node);
@@ -122,7 +125,7 @@ void hp_node_close(struct hp_node *node, int area)
 bool hp_node_is_closed(const struct hp_node *node, int peer, int area, uint64_t key)
 {
     struct hp_window *const window = node->windows[peer];
-    /* The acquires pair with hp_node_close and hp_node_claim. */
+    /* The acquires pair with hp_node_close and hp_node_claim; the key is looked at last. */
     return hp_load_acquire(&area_of(window, area)->lanes[0].gone) == HP_CLOSED ||
            hp_load_acquire(&window->keys[area]) != key ||
            hp_load_acquire(&window->state) != HP_ALIVE;

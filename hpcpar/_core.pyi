@@ -222,6 +222,8 @@ class Node:
         """Tell all ranks of the node that I take part in nothing any more."""
     def is_dead(self, peer: int, /) -> bool:
         """Whether a peer's process is gone."""
+    def has_left(self, peer: int, /) -> bool:
+        """Whether a peer left in order."""
 
 @final
 class Team:

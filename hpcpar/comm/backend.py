@@ -217,6 +217,10 @@ class Backend(ABC):
     def give_up(self) -> None:  # noqa: B027
         """Tell ranks that come late to a collective that this one waits no more, if possible."""
 
+    def has_lost(self) -> bool:
+        """Whether a rank is known to have died."""
+        return False
+
     def abort(self, reason: BaseException) -> None:  # noqa: B027
         """Tell the other ranks that this one gives up, as far as the backend can."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .bootstrap import load_mpi
@@ -86,13 +87,24 @@ class MpiChannel(Channel):
 
     def send(self, dst: int, tag: int, data: bytes) -> None:
         """Start the send; the bytes live until it is done."""
-        self._sent = [(request, kept) for request, kept in self._sent if not request.Test()]
-        self._sent.append((self._comm.Isend(data, dst, tag), data))
+        self._sent = [(request, kept) for request, kept in self._sent if not self._ended(request)]
+        with suppress(self._mpi.Exception):  # it has died
+            self._sent.append((self._comm.Isend(data, dst, tag), data))
+
+    def _ended(self, request: Any) -> bool:
+        try:
+            return bool(request.Test())
+        except self._mpi.Exception:  # the other rank has died
+            return True
 
     def receive(self) -> tuple[int, int, bytes] | None:
         """Probe for a message of any rank, and take it."""
         status = self._mpi.Status()
-        message = self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)
+        try:
+            message = self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)
+        except self._mpi.Exception:  # with fault tolerance: a rank has died
+            self._comm.Ack_failed()
+            return None
         if message is None:
             return None
         data = bytearray(status.Get_count(self._mpi.BYTE))
@@ -105,7 +117,10 @@ class MpiChannel(Channel):
 
     def all_arrived(self) -> bool:
         """Test the barrier, which also drives it on."""
-        return bool(self._arrived.Test())
+        try:
+            return bool(self._arrived.Test())
+        except self._mpi.Exception:  # with fault tolerance: a rank has died, which never arrives
+            return False
 
     def alive(self) -> bool:
         """Tell whether MPI runs."""

@@ -193,9 +193,11 @@ class Group:
         """Whether calls wait without a deadline now."""
         return self._runner is not None and self._runner.patient > 0
 
-    def keeps_own_time(self, seq: int) -> bool:
-        """Whether operation `seq` has a deadline of its own, so that no watchdog may end it."""
-        return self._runner is not None and seq in self._runner.own_time
+    def keeps_own_time(self, seq: int, alone: bool) -> bool:
+        """Whether operation `seq` raises at its deadline by itself; `alone`: it is a message."""
+        runner = self._runner
+        waits = runner is not None and runner.backend.always_checks  # who owns the wait
+        return runner is not None and (seq in runner.own_time or (waits and not alone))
 
     def raise_unclaimed(self) -> None:
         """Raise the error of an asynchronous operation that nobody waited for, if there is one."""

@@ -76,12 +76,15 @@ class Watched:
         Returns the number of collectives finished, by group key.
     last : callable
         Returns the last operations as text, one a line, for the report.
+    lost : callable
+        Returns whether a rank is known to have died.
     """
 
     oldest_open: Callable[[], Waiting | None]
     begun: Callable[[], int]
     done: Callable[[], Mapping[str, int]]
     last: Callable[[], str]
+    lost: Callable[[], bool] = lambda: False
 
 
 class Guard:
@@ -129,21 +132,25 @@ class Guard:
         """Wait until all ranks have come here or left, and take the hooks back.
 
         Collective over the ranks of the job. While an exception is on its way out the hooks stay:
-        a ``finally: shutdown()`` must not hide the failure from the other ranks.
+        a ``finally: shutdown()`` must not hide the failure from the other ranks. So they do after
+        a rank's death.
         """
-        if not self._active() or sys.exception() is not None:
-            return
-        self._leave(0)
+        if self._active() and sys.exception() is None:
+            self._leave(0)
 
     def _active(self) -> bool:
         """Tell whether hooks may act: not in a forked child, not after MPI's end."""
         return self._installed and os.getpid() == self._pid and self._channel.alive()
 
-    def _leave(self, code: int) -> None:
+    def _leave(self, code: int) -> bool:
+        """Leave together with the others; return False, and stay, if one of them has died."""
         self._stop_watchdog()
-        self._roll.leave(Departure(code, self._watched.done()))
+        departure, lost = Departure(code, self._watched.done()), self._watched.lost
+        if lost() or not self._roll.leave(departure, lost):
+            return False
         self._disarm()
         self._channel.close()
+        return True
 
     def _disarm(self) -> None:
         """Take back hooks and thread without a word to others: MPI is about to end."""
@@ -191,7 +198,9 @@ class Guard:
         if self._active():
             code, begun = self._noted
             # Operations after sys.exit(): the SystemExit was caught and the script went on.
-            self._leave(code if begun == self._watched.begun() else 0)
+            code = code if begun == self._watched.begun() else 0
+            if not self._leave(code):
+                _exit_now(code or 1)
 
     # The watchdog.
 
@@ -241,6 +250,14 @@ class Guard:
     def _end(self, kind: Kind, summary: str, more: str) -> None:
         report = f"{summary}{more}\nlast operations of this rank:\n{self._watched.last()}"
         self._roll.fail(Failure(kind, 1, summary, report))
+
+
+def _exit_now(code: int) -> NoReturn:
+    """End this process without MPI_Finalize, which would wait for a dead rank."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
 
 
 def _misses(departure: Departure | None, waiting: Waiting) -> bool:

@@ -143,6 +143,7 @@ class NodePlace:
 
     def close(self) -> None:
         """Leave in order, and hang up. Local; a second call does nothing."""
+        self.has_lost()  # it cannot be seen later
         self._let_go()
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -137,10 +137,11 @@ class Roll:
         """Return the departures known here, by rank. Local."""
         return dict(self._left)
 
-    def leave(self, departure: Departure) -> None:
-        """Announce that this rank leaves, and wait quietly until all have.
+    def leave(self, departure: Departure, lost: Callable[[], bool] = lambda: False) -> bool:
+        """Announce that this rank leaves, and wait quietly until all have; return whether they did.
 
-        Collective over all ranks. With an exit code, the job ends if others stay for long.
+        Collective over all ranks. With an exit code, the job ends if others stay for long. Once
+        `lost` says that a rank has died, nobody is waited for.
         """
         self._announce(departure)
         self._channel.arrive()
@@ -149,12 +150,15 @@ class Roll:
             self._tell(failure)
         began, nap = time.monotonic(), 0.001
         while not self._channel.all_arrived():
+            if lost():
+                return False
             self.poll()
             if failure is not None and time.monotonic() - began > self._pace.leave:
                 self._speak_or_yield(failure)
             time.sleep(nap)
             nap = min(2 * nap, 0.02)
         self.poll()
+        return True
 
     def fail(self, failure: Failure) -> None:
         """End the job with one report for all ranks that fail together. Does not return."""

@@ -207,10 +207,14 @@ class Runner:
         error = self.backend.error(code, rank)
         if isinstance(error, HpcparError):
             where.place(error, self.here(), self.home.last_operations())
-        if isinstance(error, CollectiveTimeout):
-            self.fail(error)
-            self.backend.give_up()
+        if isinstance(error, CollectiveTimeout) or not isinstance(error, HpcparError):
+            self._leave_behind(error)
         return error
+
+    def _leave_behind(self, error: BaseException) -> None:
+        """Fail the group: this rank left a collective that others may have begun."""
+        self.fail(error)
+        self.backend.give_up()
 
     def _finish(self, request: Request, timeout: float | None, limit: float | None) -> Any:
         ticket, seq = self._open(request, timeout)
@@ -243,7 +247,6 @@ class Runner:
 
     def _drive(self, request: Request, steps: Steps, deadline: float | None, polled: bool) -> Any:
         """Run the operations of a call on this thread."""
-        backend = self.backend
         while True:
             try:
                 step = next(steps)
@@ -252,24 +255,34 @@ class Runner:
             ops = step if isinstance(step, list) else [step]
             for op in ops:
                 op.deadline, op.polled = deadline, polled
-            if len(ops) == 1:
-                late = [] if backend.run(ops[0]) else ops
-            else:
-                for op in ops:
-                    backend.start(op)
-                late = [op for op in ops if not backend.wait(op)]
+            try:
+                late = self._carry(ops)
+            except BaseException as error:
+                if not isinstance(error, HpcparError):  # Ctrl-C, say, in the middle of it
+                    self._abandon(request, ops, error)
+                raise
             if late:
                 raise self._late(request, late)
 
+    def _carry(self, ops: list[Operation]) -> list[Operation]:
+        """Run operations at the same time; return those that were not done at the deadline."""
+        if len(ops) == 1:
+            return [] if self.backend.run(ops[0]) else ops
+        for op in ops:
+            self.backend.start(op)
+        return [op for op in ops if not self.backend.wait(op)]
+
     def _late(self, request: Request, late: list[Operation]) -> CollectiveTimeout:
-        self._given_up += late  # their buffers may still be read and written
         missing = self.backend.missing(late[0])
         who = "which ranks are missing is unknown" if missing is None else f"missing: {missing}"
         error = CollectiveTimeout(f"{request.verb}: not done at the deadline, {who}.")
-        if request.collective:  # a collective that some have begun; messages just did not come
-            self.fail(error)
-            self.backend.give_up()
+        self._abandon(request, late, error)
         return error
+
+    def _abandon(self, request: Request, ops: list[Operation], error: BaseException) -> None:
+        self._given_up += ops  # their buffers may still be read and written
+        if request.collective:  # some have begun it; messages just did not come
+            self._leave_behind(error)
 
     def _begin(
         self, request: Request, timeout: float | None, limit: float | None, given: tuple[Any, ...]

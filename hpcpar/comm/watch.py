@@ -26,11 +26,16 @@ class _Watch:
     """Reads the record of a rank for the guard; every method may be called from any thread."""
 
     def __init__(self, world: Group) -> None:
-        self._home = world._home
+        self._home, self._runner = world._home, world._runner
 
     def watched(self) -> Watched:
         """Return what the guard asks."""
-        return Watched(self.oldest_open, self.begun, self.done, self._home.last_operations)
+        last = self._home.last_operations
+        return Watched(self.oldest_open, self.begun, self.done, last, self.lost)
+
+    def lost(self) -> bool:
+        """Return whether a rank is known to have died."""
+        return self._runner is not None and self._runner.backend.has_lost()
 
     def oldest_open(self) -> Waiting | None:
         """Return the operation that has been open longest."""
@@ -46,15 +51,15 @@ class _Watch:
             text=f"{verb} #{entry.seq} of group {name!r}",
             seconds=(time.monotonic_ns() - entry.start_ns) / 1e9,
             ranks=tuple(needed),
-            limit=self._limit(ranks, entry.seq),
+            limit=self._limit(ranks, entry.seq, alone),
             key=str(ranks),
             done=None if alone else self.done().get(str(ranks), 0) - 1,  # this one is not done
             all_needed=not (alone and entry.peer < 0),
         )
 
-    def _limit(self, ranks: tuple[int, ...], seq: int) -> float | None:
+    def _limit(self, ranks: tuple[int, ...], seq: int, alone: bool) -> float | None:
         group = self._home.groups.get(ranks)
-        own = group is None or group.is_patient or group.keeps_own_time(seq)
+        own = group is None or group.is_patient or group.keeps_own_time(seq, alone)
         return None if own else self._home.settings.timeout
 
     def begun(self) -> int:

@@ -177,7 +177,6 @@ def _alone(settings: Settings, backend: Backend) -> _World:
 def _on_mpi(settings: Settings, comm: Any) -> _World:
     from .bootstrap import MpiBootstrap, load_mpi
     from .mpi import MpiBackend
-    from .node import NodeBackend
 
     mpi = load_mpi()
     own = comm.Dup()
@@ -188,11 +187,17 @@ def _on_mpi(settings: Settings, comm: Any) -> _World:
     if settings.backend in ("auto", "node") and backend.size > 1:
         place = _find_node(MpiBootstrap(own), settings)
         if place is not None:
-            backend = NodeBackend(place, range(own.size), own.rank, backend, agreed.timeout)
+            backend = _on_node(place, backend, agreed)
             last.append(place.close)
     group = Group(home, backend, range(backend.size), "world")
     home.groups[group.ranks] = group
     return _World(group, settings, comm, last=last)
+
+
+def _on_node(place: NodePlace, rest: Backend, settings: Settings) -> Backend:
+    from .node import NodeBackend
+
+    return NodeBackend(place, range(rest.size), rest.rank, lambda: rest, settings.timeout)
 
 
 def _find_node(bootstrap: Bootstrap, settings: Settings) -> NodePlace | None:

@@ -145,6 +145,14 @@ static PyObject *is_dead(PyObject *self, PyObject *peer)
     return PyBool_FromLong(hp_py_is_hung_up((Node *)self, (int)index));
 }
 
+static PyObject *has_left(PyObject *self, PyObject *peer)
+{
+    const long index = PyLong_AsLong(peer);
+    if (PyErr_Occurred())
+        return NULL;
+    return PyBool_FromLong(hp_node_has_left(node_of(self), (int)index));
+}
+
 static PyMethodDef node_methods[] = {
     {"claim", claim, METH_O, "claim(key, /)\n--\n\nTake an area of my window for a group."},
     {"find", find, METH_VARARGS, "find(peer, key)\n--\n\nA peer's area for a group, or None."},
@@ -154,6 +162,7 @@ static PyMethodDef node_methods[] = {
      "is_closed(peer, area, key)\n--\n\nWhether a peer is done with a group."},
     {"leave", leave, METH_O, "leave(failed, /)\n--\n\nTell all ranks of the node that I go."},
     {"is_dead", is_dead, METH_O, "is_dead(peer, /)\n--\n\nWhether a peer's process is gone."},
+    {"has_left", has_left, METH_O, "has_left(peer, /)\n--\n\nWhether a peer left in order."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -21,6 +21,7 @@ typedef struct {
     double divisor;
     uint8_t header[HP_POST_HEADER];
     uint64_t limit; /* nanoseconds that a call on the hot path may take */
+    uint64_t looked; /* when sockets were looked at last */
 } NodeCall;
 
 static struct hp_team *team_of(const NodeCall *self)
@@ -159,12 +160,29 @@ static PyObject *outcome(const NodeCall *self, int rc)
     return rc == HP_PENDING ? Py_NewRef(Py_None) : PyBool_FromLong(rc == HP_DONE);
 }
 
-/* Whether who we wait for is a process that is gone. What it did before was looked at. */
-static bool is_lost(const NodeCall *self)
+/*
+ * The member whose process is gone, or -1. One that left in order may have done its part: it is
+ * missing only to who waits for it. One that died is missing to all, whoever they wait for.
+ */
+static int find_lost(NodeCall *self)
 {
-    const int r = self->core.blocked_on;
+    const struct hp_team *const team = team_of(self);
     const Node *const node = (Node *)((Team *)self->team)->node;
-    return r >= 0 && hp_py_is_hung_up(node, team_of(self)->members[r]);
+    const int first = self->core.blocked_on;
+    self->looked = hp_now();
+    if (first >= 0 && hp_py_is_hung_up(node, team->members[first]))
+        return first;
+    for (int r = 0; r < team->size; r++)
+        if (r != team->rank && hp_py_is_hung_up(node, team->members[r]) &&
+            !hp_node_has_left(&node->core, team->members[r]))
+            return r;
+    return -1;
+}
+
+static int lose(NodeCall *self, int rank)
+{
+    self->core.blocked_on = rank;
+    return -EPIPE;
 }
 
 /* Wait for the end, `nanoseconds` at most. -EINTR with an exception set: a signal. */
@@ -173,19 +191,24 @@ static int wait_for(NodeCall *self, uint64_t nanoseconds)
     int rc = HP_PENDING;
     for (int i = 0; rc == HP_PENDING && i < EARLY; i++)
         rc = hp_call_advance(&self->core);
-    while (rc == HP_PENDING && nanoseconds > 0) {
-        const uint64_t slice = nanoseconds < SLICE_NS ? nanoseconds : SLICE_NS;
-        const bool lost = is_lost(self);
+    if (rc != HP_PENDING)
+        return rc;
+    uint64_t now = hp_now();
+    for (const uint64_t end = now + nanoseconds; now < end; now = hp_now()) {
+        const uint64_t slice = end - now < SLICE_NS ? end - now : SLICE_NS;
+        const int lost = find_lost(self);
         Py_BEGIN_ALLOW_THREADS
         rc = hp_call_run(&self->core, slice);
         Py_END_ALLOW_THREADS
-        nanoseconds -= slice;
-        if (rc == HP_PENDING && lost)
-            return -EPIPE;
-        if (rc == HP_PENDING && PyErr_CheckSignals() < 0)
+        if (rc != HP_PENDING)
+            return rc;
+        if (lost >= 0)
+            return lose(self, lost);
+        if (PyErr_CheckSignals() < 0)
             return -EINTR;
     }
-    return rc;
+    /* A process that was stopped comes back after its time: what the others did comes first. */
+    return hp_call_look(&self->core);
 }
 
 /* start(x, out) */
@@ -210,9 +233,10 @@ static PyObject *test(PyObject *object, PyObject *unused)
     int rc = hp_call_advance(&self->core);
     if (rc == HP_PENDING)
         rc = hp_call_look(&self->core);
-    if (rc == HP_PENDING && is_lost(self)) {
+    if (rc == HP_PENDING && hp_now() - self->looked > SLICE_NS) {
+        const int lost = find_lost(self);
         rc = hp_call_advance(&self->core);
-        rc = rc == HP_PENDING ? -EPIPE : rc;
+        rc = rc == HP_PENDING && lost >= 0 ? lose(self, lost) : rc;
     }
     return outcome(self, rc);
 }
@@ -254,6 +278,17 @@ static PyObject *keep_headers(NodeCall *self)
     return team->headers ? Py_NewRef(Py_False) : NULL;
 }
 
+/* A signal's handler has raised: the group learns that this call was left, the error stays. */
+static PyObject *interrupt(const NodeCall *self)
+{
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    Py_XDECREF(PyObject_CallFunction(self->failed, "ii", EINTR, self->core.blocked_on));
+    PyErr_Clear();
+    PyErr_Restore(kind, error, trace);
+    return NULL;
+}
+
 /* call(x, out): to the end, for the hot path. */
 static PyObject *call_call(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -263,7 +298,7 @@ static PyObject *call_call(PyObject *object, PyObject *args, PyObject *kwargs)
     begin(self, PyTuple_GetItem(args, 0), PyTuple_GetItem(args, 1));
     int rc = wait_for(self, self->limit);
     if (rc == -EINTR)
-        return NULL;
+        return interrupt(self);
     if (rc == HP_PENDING)
         rc = -ETIMEDOUT;
     if (rc == HP_HEADERS)
@@ -278,7 +313,7 @@ static PyObject *missing(PyObject *object, PyObject *unused)
     PyObject *const list = PyList_New(0);
     for (int r = 0; list && r < team_of(self)->size; r++) {
         PyObject *const rank = PyLong_FromLong(r);
-        if (!hp_call_has_come(&self->core, r) || r == self->core.blocked_on)
+        if (hp_call_is_missing(&self->core, r))
             PyList_Append(list, rank);
         Py_XDECREF(rank);
     }

@@ -42,6 +42,12 @@ bool hp_call_has_come(const struct hp_call *call, int rank)
     return hp_load_ordered(&hp_call_post(call, rank)->seq) == call->seq; /* pairs with post() */
 }
 
+bool hp_call_is_missing(const struct hp_call *call, int rank)
+{
+    const uint64_t seq = hp_load_ordered(&hp_call_post(call, rank)->seq);
+    return (seq & ~HP_WITHDRAWN) != call->seq || rank == call->blocked_on;
+}
+
 bool hp_call_is_inline(const struct hp_call *call, int rank)
 {
     return hp_call_post(call, rank)->flags & INLINE;
@@ -228,6 +234,9 @@ int hp_call_look(struct hp_call *call)
 
 void hp_team_give_up(struct hp_team *team)
 {
-    hp_store_ordered(&team->lanes[team->rank]->gone, HP_GAVE_UP);
+    struct hp_lane *const mine = team->lanes[team->rank];
+    hp_store_ordered(&mine->gone, HP_GAVE_UP);
+    /* Who has not seen my post shall not go on with it. */
+    hp_store_ordered(&mine->posts[team->seq & 1].seq, team->seq | HP_WITHDRAWN);
     hp_team_ring(team);
 }

@@ -6,7 +6,6 @@
 
 /* Reserve the memory of my slots; -ENOMEM. */
 int hp_team_reserve(struct hp_team *team);
-uint64_t hp_now(void);
 
 /* moves.c: what each verb does. */
 

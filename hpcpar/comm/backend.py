@@ -158,7 +158,7 @@ class Agreement(NamedTuple):
 
 
 class Backend(ABC):
-    """Who carries operations for one group; leaves: mpi, threads, fake.
+    """Who carries operations for one group; leaves: mpi, node, threads, fake.
 
     Attributes
     ----------

@@ -21,7 +21,6 @@ __all__ = [
     "DEFAULT_LENGTH",
     "HEADER_BYTES",
     "LAYOUT_VERSION",
-    "LEAST_LENGTH",
     "MAGIC",
     "Identity",
     "Window",
@@ -37,8 +36,6 @@ LAYOUT_VERSION = 1
 #: Bytes of a window before its heap; the owner reserves them before anybody else maps it.
 HEADER_BYTES = 4096
 DEFAULT_LENGTH = 1 << 36
-#: A shorter window would hold no group.
-LEAST_LENGTH = 1 << 20
 
 _HEADER = struct.Struct("<8sIi16sQ")
 _MAP_NORESERVE = 0x4000  # Python names it from 3.13 on; the value is that of x86-64 and aarch64

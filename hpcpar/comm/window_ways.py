@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from .._core import node_sizes
 from ..errors import BackendUnavailable
-from .window import LEAST_LENGTH, Identity, Window, create_memory, is_foreign
+from .window import Identity, Window, create_memory, is_foreign
 
 __all__ = ["FileWay", "Place", "SocketWay", "Step", "Way", "hang_up"]
 
@@ -98,12 +99,17 @@ class Way(ABC):
 
     def make_mine(self, fd: int) -> None:
         """Make an empty file my window."""
-        index, length = self.place.index, self.place.length
+        index, length, least = self.place.index, self.place.length, node_sizes()
         try:
-            if length < LEAST_LENGTH:
+            if length < least["length"]:
                 raise BackendUnavailable(
-                    f"a window can be {length} bytes long and must be {LEAST_LENGTH}. Raise the "
+                    f"a window can be {length} bytes long and must be {least['length']}. Raise the "
                     "limits on address space and file size (ulimit -v, ulimit -f)"
+                )
+            if len(self.place.members) > least["ranks"]:
+                raise BackendUnavailable(
+                    f"{len(self.place.members)} ranks share this node, and the node engine takes "
+                    f"{least['ranks']}"
                 )
             self.windows[index] = Window.create(fd, self.place.identity(index))
         except BaseException:

@@ -426,7 +426,7 @@ def test_a_file_that_others_can_open_is_refused(tmp_path):
 
 
 def test_the_first_directory_that_takes_a_file_is_used(tmp_path):
-    place = window_ways.Place((4,), 0, KEY, LENGTH, True)
+    place = window_ways.Place((4,), 0, KEY, 8 * LENGTH, True)
     way = window_ways.FileWay(place, {"XDG_RUNTIME_DIR": str(tmp_path)})
     assert way._folders[:2] == ["/dev/shm", str(tmp_path)]
     way._folders = ["/proc", str(tmp_path)]

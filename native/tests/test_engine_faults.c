@@ -323,7 +323,8 @@ static void fill_window(struct rank *rank)
     CHECK(hp_node_claim(&rank->node, 5) == 2);
     meet(rank);
     CHECK(hp_node_find(&rank->node, next, 5) == 2);
-    CHECK(!hp_node_is_closed(&rank->node, next, 2, 5) && hp_node_is_closed(&rank->node, next, 2, 2));
+    CHECK(!hp_node_is_closed(&rank->node, next, 2, 5));
+    CHECK(hp_node_is_closed(&rank->node, next, 2, 2));
     meet(rank);
     depart(rank, LEAVE);
     meet(rank);

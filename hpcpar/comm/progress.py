@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from ..errors import GroupFailed
 from .backend import Backend, Operation
 from .request import Steps
 from .work import Work
@@ -85,6 +87,7 @@ class Progress:
         self._turning = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._pid = os.getpid()
 
     def submit(self, key: Hashable, flow: Flow) -> None:
         """Queue `flow` behind the flows of `key`; with key None it starts now, on this thread.
@@ -104,6 +107,8 @@ class Progress:
 
     def drive(self, work: Work, timeout: float | None) -> None:
         """Return when `work` is done or `timeout` seconds have passed."""
+        if os.getpid() != self._pid:
+            raise GroupFailed("wait: this process was forked from the rank that waits.")
         end = None if timeout is None else time.monotonic() + timeout
         if self.threaded:
             self._watch(work, end)

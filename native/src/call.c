@@ -42,10 +42,15 @@ bool hp_call_has_come(const struct hp_call *call, int rank)
     return hp_load_ordered(&hp_call_post(call, rank)->seq) == call->seq; /* pairs with post() */
 }
 
+/* Whether a member waits, or has waited in vain, for the same that we wait for. */
+static bool has_waited(const struct hp_call *call, int rank)
+{
+    return (hp_load_ordered(&hp_call_post(call, rank)->seq) & ~HP_WITHDRAWN) == call->seq;
+}
+
 bool hp_call_is_missing(const struct hp_call *call, int rank)
 {
-    const uint64_t seq = hp_load_ordered(&hp_call_post(call, rank)->seq);
-    return (seq & ~HP_WITHDRAWN) != call->seq || rank == call->blocked_on;
+    return !has_waited(call, rank) || (call->phase == HP_MOVING && rank == call->blocked_on);
 }
 
 bool hp_call_is_inline(const struct hp_call *call, int rank)
@@ -211,6 +216,21 @@ static bool needs(const struct hp_call *call, int rank)
            hp_load_ordered(&its->taken) + HP_SLOTS < end;
 }
 
+/*
+ * Whether a member that gave up leaves us to wait on for another, which has never come: then it is
+ * that one which we name at our own deadline. For the one that comes at last nobody is missing.
+ */
+static bool waits_on(const struct hp_call *call, int rank)
+{
+    const struct hp_team *const team = call->team;
+    if (call->phase == HP_MOVING || !has_waited(call, rank))
+        return false;
+    for (int r = 0; r < team->size; r++)
+        if (!has_waited(call, r) && hp_load_ordered(&team->lanes[r]->gone) == HP_HERE)
+            return true;
+    return false;
+}
+
 /* Not only at blocked_on: that one may be late and alive while another is gone for good. */
 int hp_call_look(struct hp_call *call)
 {
@@ -222,6 +242,8 @@ int hp_call_look(struct hp_call *call)
         const uint64_t state = hp_load_ordered(&its->state); /* pairs with hp_node_leave */
         const uint64_t gone = hp_load_ordered(&team->lanes[r]->gone);
         if (r == team->rank || (state == HP_ALIVE && gone == HP_HERE) || !needs(call, r))
+            continue;
+        if (state == HP_ALIVE && waits_on(call, r))
             continue;
         if (state != HP_ALIVE || rc == HP_PENDING)
             call->blocked_on = r;

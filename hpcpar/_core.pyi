@@ -83,7 +83,7 @@ def build_info() -> dict[str, str]:
     """Compiler, flags and version of the core."""
 
 def node_sizes() -> dict[str, int]:
-    """What the node engine takes of a rank's window, in bytes, and its limits.
+    """Return what the node engine takes of a window, in bytes, and its limits.
 
     head (once), control (per group), slots (per group and lane, with the first call that needs
     them), length (the least of a window); ranks on a node, groups, lanes.
@@ -235,11 +235,24 @@ class Team:
     members, areas : tuple of int
         Places on the node, and areas in the windows there, by rank in the group.
     rank, lane : int
+    key : int
+        The group's; 0: nobody looks for cycles of waits.
+    alone : callable
+        Tells whether no other thread of this process may make the call that a peer waits for.
     """
 
     def __new__(
-        cls, node: Node, members: tuple[int, ...], areas: tuple[int, ...], rank: int, lane: int
+        cls,
+        node: Node,
+        members: tuple[int, ...],
+        areas: tuple[int, ...],
+        rank: int,
+        lane: int,
+        key: int,
+        alone: Callable[[], bool],
     ) -> Team: ...
+    def cycle(self) -> list[tuple[int, int, int, bytes]]:
+        """Return place, whom it waits for, key and header of each rank of the cycle found last."""
     def give_up(self) -> None:
         """Tell ranks that come late that I wait no more."""
     def take_headers(self) -> list[bytes] | None:

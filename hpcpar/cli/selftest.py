@@ -59,7 +59,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
     length.add_argument("--cases", type=int, metavar="N", help="for each number of ranks")
     parser.add_argument("--seed", type=int, help="of the cases (default: a new one)")
     parser.add_argument("--first", type=int, default=0, help="number of the first case (default 0)")
-    parser.add_argument("--backend", default="auto", help="as in init; auto: as hp.init chooses, threads without MPI")
+    parser.add_argument("--backend", default="auto", help="as in init; threads without MPI")
     parser.add_argument("--check", choices=("off", "auto", "full"), default="auto")
     parser.add_argument("--json", metavar="FILE", help="write all counts, or the failure")
     parser.add_argument("--into", metavar="FOLDER", help="for the ranks that -n starts: results")

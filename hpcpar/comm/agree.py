@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import MismatchError
 
-__all__ = ["HEADER_NBYTES", "Header", "disagreement"]
+__all__ = ["HEADER_NBYTES", "Header", "describe_call", "disagreement"]
 
 HEADER_NBYTES = 256
 _FIXED = struct.Struct("<16sqdQI")
@@ -103,16 +103,17 @@ def disagreement(headers: Sequence[Header]) -> str | None:
     fields = [h.fields() for h in headers]
     verbs = {f.get("verb", "?") for f in fields}
     if len(verbs) > 1:
-        calls = _ranks_by_value([_call(h) for h in headers])
+        calls = _ranks_by_value([describe_call(h) for h in headers])
         return f"collective: ranks disagree on the verb: {calls}"
     for name in fields[0]:
         values = [f.get(name, "nothing") for f in fields]
         if name != "site" and len(set(values)) > 1:
             return f"{verbs.pop()}: ranks disagree on {name}: {_ranks_by_value(values)}"
-    return f"{verbs.pop()}: ranks disagree: {_ranks_by_value([_call(h) for h in headers])}"
+    return f"{verbs.pop()}: ranks disagree: {_ranks_by_value([describe_call(h) for h in headers])}"
 
 
-def _call(header: Header) -> str:
+def describe_call(header: Header) -> str:
+    """Return the number, the verb and the fields of a rank's call."""
     fields = header.fields()
     inner = ", ".join(f"{k} {v}" for k, v in fields.items() if k not in ("verb", "site"))
     site = f" at {fields['site']}" if "site" in fields else ""

@@ -13,8 +13,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .._arrays import Array
 from .._core import Recorder
+from ..errors import MismatchError
 
-__all__ = ["Agreement", "Arrived", "Backend", "Direct", "Operation", "Way"]
+__all__ = ["Agreement", "Arrived", "Backend", "CrossedGroupsError", "Direct", "Operation", "Way"]
+
+
+class CrossedGroupsError(MismatchError):
+    """Ranks wait for each other in a circle, in calls of different groups."""
 
 
 class Arrived(NamedTuple):

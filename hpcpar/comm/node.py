@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,8 +21,8 @@ import numpy as np
 from .._arrays import dtype_code
 from .._core import Node, NodeCall, Team
 from ..errors import CollectiveTimeout, GroupFailed, RankFailed, UnsupportedError
-from .agree import HEADER_NBYTES, Header, disagreement
-from .backend import Agreement, Backend, Direct, Operation
+from .agree import HEADER_NBYTES, Header, describe_call, disagreement
+from .backend import Agreement, Backend, CrossedGroupsError, Direct, Operation
 from .reductions import OPS
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class NodePlace:
         self._index = {rank: i for i, rank in enumerate(windows.ranks)}
         self._has_lost = False
         self._made: dict[tuple[int, ...], int] = {}
+        self._open: dict[int, tuple[int, ...]] = {}
         self._closed: list[tuple[int, int, tuple[tuple[int, int], ...]]] = []
 
     def members(self, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -94,6 +96,7 @@ class NodePlace:
         members = self.members(ranks)
         self.core.claim(key)
         areas = [self._await(rank, place, key, deadline) for rank, place in enumerate(members)]
+        self._open[key] = ranks
         return key, tuple(areas)
 
     def _key(self, ranks: tuple[int, ...]) -> int:
@@ -118,7 +121,18 @@ class NodePlace:
     def retire(self, key: int, members: tuple[int, ...], areas: tuple[int, ...], mine: int) -> None:
         """Let go of a group's area; it is used again when every member has let go."""
         self.core.close(mine)
+        self._open.pop(key, None)
         self._closed.append((mine, key, tuple(zip(members, areas, strict=True))))
+
+    def describe_cycle(self, links: Sequence[tuple[int, int, int, bytes]]) -> str:
+        """Return who waits where for whom, in words."""
+        ranks = list(self._index)
+        words = []
+        for place, on, key, header in links:
+            group = f"ranks {list(self._open[key])}" if key in self._open else "another group"
+            call = describe_call(Header.unpack(header))
+            words.append(f"rank {ranks[place]} waits in {call} of {group} for rank {ranks[on]}")
+        return ", ".join(words)
 
     def _sweep(self) -> None:
         kept = []
@@ -151,6 +165,12 @@ def _part(core: Node, windows: NodeWindows) -> None:
     if os.getpid() == windows.pid:  # a forked child is no rank
         core.leave(False)
         windows.close()
+
+
+def _is_alone() -> bool:
+    """Whether only this thread of the process calls: no other may make the call that is missing."""
+    own, main = "hpcpar-", threading.main_thread()
+    return all(t is main or t.name.startswith(own) for t in threading.enumerate())
 
 
 class NodeBackend(Backend):
@@ -188,7 +208,9 @@ class NodeBackend(Backend):
         self._rest = rest()  # MPI would wait for a dead member for ever
         self.mpi_comm = self._rest.mpi_comm
         self._members = place.members(self._ranks)
-        self._teams = [Team(place.core, self._members, self._areas, rank, lane) for lane in (0, 1)]
+        where = (place.core, self._members, self._areas, rank)
+        # Waits on lane 0 are told to others; what lane 1 waits for keeps its rank from nothing.
+        self._teams = [Team(*where, 0, self._key, _is_alone), Team(*where, 1, 0, _is_alone)]
 
     def supports(self, op: Operation) -> str | None:
         """Everything but messages runs natively."""
@@ -343,6 +365,11 @@ class NodeBackend(Backend):
             return RankFailed(f"rank {rank} has left or died, and is missing here.")
         if code == errno.ECANCELED:
             return GroupFailed(f"rank {rank} has given up waiting here.")
+        if code == errno.EDEADLK:
+            circle = self._place.describe_cycle(self._teams[0].cycle())
+            return CrossedGroupsError(
+                f"groups are called in different orders: {circle}. Call them alike on all ranks."
+            )
         if code == errno.EINTR:
             return InterruptedError(f"a signal's handler raised while rank {rank} was waited for.")
         if code == errno.ENOMEM:

@@ -15,7 +15,7 @@ from .._core import HotCall, Recorder
 from ..errors import ArgumentError, CollectiveTimeout, GroupFailed, HpcparError
 from . import record, where
 from .agree import Header, disagreement, mismatch
-from .backend import Backend, Operation
+from .backend import Backend, CrossedGroupsError, Operation
 from .frozen import ArrayLocks
 from .layout import Memory
 from .progress import Flow, Progress
@@ -149,8 +149,10 @@ class Runner:
                 "helpers with multiprocessing's 'spawn', or before init."
             )
         if self.state != "ok":
-            why = f", because of: {self._cause}" if self._cause is not None else ""
-            raise GroupFailed(f"{verb}: the group is {self.state}{why}") from self._cause
+            cause = self._cause
+            text = str(cause) or type(cause).__name__  # Ctrl-C says nothing
+            why = f", because of: {text}" if cause is not None else ""
+            raise GroupFailed(f"{verb}: the group is {self.state}{why}") from cause
         if self.noisy:
             self.raise_unclaimed()
 
@@ -207,7 +209,7 @@ class Runner:
         error = self.backend.error(code, rank)
         if isinstance(error, HpcparError):
             where.place(error, self.here(), self.home.last_operations())
-        if isinstance(error, CollectiveTimeout) or not isinstance(error, HpcparError):
+        if isinstance(error, CollectiveTimeout) or _breaks_off(error):
             self._leave_behind(error)
         return error
 
@@ -258,7 +260,7 @@ class Runner:
             try:
                 late = self._carry(ops)
             except BaseException as error:
-                if not isinstance(error, HpcparError):  # Ctrl-C, say, in the middle of it
+                if _breaks_off(error):
                     self._abandon(request, ops, error)
                 raise
             if late:
@@ -391,3 +393,8 @@ class Runner:
         op = Operation("exchange", np.frombuffer(text, np.uint8))
         yield op
         return [h.with_text(data) for h, data in zip(headers, op.result, strict=True)]
+
+
+def _breaks_off(error: BaseException) -> bool:
+    """Whether a collective ended in the middle: by Ctrl-C, say, or because it never would."""
+    return isinstance(error, CrossedGroupsError) or not isinstance(error, HpcparError)

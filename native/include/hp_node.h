@@ -22,6 +22,16 @@
 #define HP_POST_DATA 3776
 #define HP_WITHDRAWN (UINT64_C(1) << 63) /* in a post's number: who made it has given up */
 
+#define HP_MAX_CYCLE 16 /* ranks in a cycle that is looked for */
+
+/* What a rank says that it waits for, after a while. Written between an odd and an even turn. */
+struct hp_wait {
+    _Atomic uint64_t turn;
+    _Atomic uint64_t key; /* of the group; 0: it waits for nothing */
+    _Atomic uint64_t seq; /* of the collective */
+    _Atomic uint64_t on;  /* the place of the rank whose post is missing */
+};
+
 enum hp_state { HP_ALIVE, HP_LEFT, HP_FAILED };
 
 /* The first page of a window. The 64 bytes in front are written before any peer maps it. */
@@ -38,7 +48,9 @@ struct hp_window {
     uint8_t pad_sleepers[60];
     _Atomic uint64_t state; /* enum hp_state */
     uint8_t pad_state[56];
-    uint8_t pad_page[4096 - 4 * HP_CACHE_LINE];
+    struct hp_wait wait;
+    uint8_t pad_wait[32];
+    uint8_t pad_page[4096 - 5 * HP_CACHE_LINE];
     _Atomic uint64_t keys[HP_MAX_TEAMS]; /* 0: the area of this index is free */
 };
 
@@ -115,6 +127,17 @@ void hp_node_close(struct hp_node *node, int area);
 /* Whether a peer has closed its area of `key`, or uses it for something else by now. */
 bool hp_node_is_closed(const struct hp_node *node, int peer, int area, uint64_t key);
 
+/* The number of a peer's post for the group of `key` on lane 0, where `seq` would stand; or 0. */
+uint64_t hp_node_posted(const struct hp_node *node, int peer, uint64_t key, uint64_t seq);
+/* The header of that post; NULL where there is none. */
+const void *hp_node_post_header(const struct hp_node *node, int peer, uint64_t key, uint64_t seq);
+
+/* One rank of a cycle: at its place on the node it waits in a call of a group for another. */
+struct hp_link {
+    int place, on;
+    uint64_t turn, key, seq;
+};
+
 /* A group on a lane, as one member sees it. */
 struct hp_team {
     struct hp_node *node;
@@ -125,6 +148,9 @@ struct hp_team {
     uint64_t steps;    /* chunks that all collectives so far took */
     bool has_slots;    /* their memory is reserved */
     uint64_t known[3][HP_MAX_LOCAL]; /* last looks at filled, reduced, taken */
+    uint64_t key;                    /* of the group; set by who made it, 0: look for no cycle */
+    struct hp_link cycle[HP_MAX_CYCLE];
+    int cycle_length;
 };
 
 /* `areas` and `members` by rank in the group. */
@@ -171,6 +197,7 @@ struct hp_call {
     int come;       /* so many ranks have come, from 0 on */
     int blocked_on; /* the rank that a pending call waits for */
     bool inline_data;
+    uint64_t cycle_ns; /* when a cycle was found */
 };
 
 /* What hp_call_advance returns besides errors. */
@@ -187,6 +214,15 @@ int hp_call_advance(struct hp_call *call);
 int hp_call_run(struct hp_call *call, uint64_t nanoseconds);
 /* Why a pending call can never end: -EPIPE, -ECANCELED; HP_PENDING if nothing is known. */
 int hp_call_look(struct hp_call *call);
+/* Say in my window what a pending call waits for. For threads that do nothing else meanwhile. */
+void hp_call_tell_wait(const struct hp_call *call);
+/* Say that I wait no more. */
+void hp_team_end_wait(const struct hp_team *team);
+/*
+ * -EDEADLK: the waits of ranks lead from this one back to it, which team->cycle holds, and the
+ * others have had the time to see it too. Else HP_PENDING. After hp_call_tell_wait.
+ */
+int hp_call_find_cycle(struct hp_call *call);
 /* Where a member's header of the call lies; valid until the next but one collective. */
 const void *hp_call_header(const struct hp_call *call, int rank);
 /* Whether a member has come. */

@@ -192,11 +192,12 @@ static bool read_places(PyObject *tuple, int *out, int size)
 
 static PyObject *team_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"node", "members", "areas", "rank", "lane", NULL};
-    PyObject *node, *members, *areas;
+    static char *names[] = {"node", "members", "areas", "rank", "lane", "key", "alone", NULL};
+    PyObject *node, *members, *areas, *alone;
     int rank, lane, places[HP_MAX_LOCAL], where[HP_MAX_LOCAL];
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!ii:Team", names, &node, &PyTuple_Type,
-                                     &members, &PyTuple_Type, &areas, &rank, &lane))
+    unsigned long long key;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!iiKO:Team", names, &node, &PyTuple_Type,
+                                     &members, &PyTuple_Type, &areas, &rank, &lane, &key, &alone))
         return NULL;
     const int size = (int)PyTuple_Size(members);
     if (size < 1 || size > HP_MAX_LOCAL || PyTuple_Size(areas) != size || rank < 0 ||
@@ -208,7 +209,9 @@ static PyObject *team_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!self)
         return NULL;
     self->node = Py_NewRef(node);
+    self->alone = Py_NewRef(alone);
     hp_team_init(&self->core, node_of(node), places, where, size, rank, lane);
+    self->core.key = key;
     return (PyObject *)self;
 }
 
@@ -217,6 +220,7 @@ static void team_dealloc(PyObject *self)
     PyTypeObject *const type = Py_TYPE(self);
     Py_XDECREF(((Team *)self)->node);
     Py_XDECREF(((Team *)self)->headers);
+    Py_XDECREF(((Team *)self)->alone);
     PyObject_Free(self);
     Py_DECREF(type);
 }
@@ -237,7 +241,32 @@ static PyObject *take_headers(PyObject *self, PyObject *unused)
     return headers ? headers : Py_NewRef(Py_None);
 }
 
+static PyObject *link_of(const struct hp_node *node, const struct hp_link *link)
+{
+    const void *const header = hp_node_post_header(node, link->place, link->key, link->seq);
+    return Py_BuildValue("iiKy#", link->place, link->on, (unsigned long long)link->key,
+                         header ? header : "", (Py_ssize_t)(header ? HP_POST_HEADER : 0));
+}
+
+/* cycle(): who waits for whom, as the last call that failed for it has found. */
+static PyObject *cycle(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    const struct hp_team *const team = &((Team *)self)->core;
+    PyObject *const list = PyList_New(team->cycle_length);
+    for (int i = 0; list && i < team->cycle_length; i++) {
+        PyObject *const link = link_of(team->node, &team->cycle[i]);
+        if (!link || PyList_SetItem(list, i, link) < 0) {
+            Py_DECREF(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
 static PyMethodDef team_methods[] = {
+    {"cycle", cycle, METH_NOARGS,
+     "cycle()\n--\n\nPlace, whom it waits for, key and header, round the cycle."},
     {"take_headers", take_headers, METH_NOARGS,
      "take_headers()\n--\n\nThe headers of a call that left the hot path, or None."},
     {"give_up", give_up, METH_NOARGS, "give_up()\n--\n\nTell late ranks that I wait no more."},
@@ -245,7 +274,7 @@ static PyMethodDef team_methods[] = {
 };
 
 static PyType_Slot team_slots[] = {
-    {Py_tp_doc, "Team(node, members, areas, rank, lane)\n--\n\nA group on one lane."},
+    {Py_tp_doc, "Team(node, members, areas, rank, lane, key, alone)\n--\n\nA group on one lane."},
     {Py_tp_new, team_new},
     {Py_tp_dealloc, team_dealloc},
     {Py_tp_methods, team_methods},

@@ -16,6 +16,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *node;
     PyObject *headers; /* of a call that left the hot path, or NULL */
+    PyObject *alone;   /* tells whether no other thread of this process may call */
     struct hp_team core;
 } Team;
 

@@ -4,7 +4,7 @@
 
 #include "node.h"
 
-#define SLICE_NS 50000000 /* between two looks at signals and sockets */
+#define SLICE_NS 40000000 /* between two looks at signals, sockets and cycles */
 #define EARLY 100         /* looks before the GIL is given away */
 
 typedef struct {
@@ -185,14 +185,30 @@ static int lose(NodeCall *self, int rank)
     return -EPIPE;
 }
 
-/* Wait for the end, `nanoseconds` at most. -EINTR with an exception set: a signal. */
-static int wait_for(NodeCall *self, uint64_t nanoseconds)
+/*
+ * Whether ranks wait for each other in a circle. Only who is alone in its process may say that it
+ * waits: another thread might make the call that somebody waits for.
+ */
+static int find_cycle(NodeCall *self)
 {
-    int rc = HP_PENDING;
-    for (int i = 0; rc == HP_PENDING && i < EARLY; i++)
-        rc = hp_call_advance(&self->core);
-    if (rc != HP_PENDING)
-        return rc;
+    if (team_of(self)->key == 0)
+        return HP_PENDING;
+    PyObject *const alone = PyObject_CallNoArgs(((Team *)self->team)->alone);
+    Py_XDECREF(alone);
+    if (!alone)
+        return -EINTR;
+    if (alone != Py_True) {
+        hp_team_end_wait(team_of(self));
+        return HP_PENDING;
+    }
+    hp_call_tell_wait(&self->core);
+    return hp_call_find_cycle(&self->core);
+}
+
+/* Wait for the end, `nanoseconds` at most. -EINTR with an exception set: a signal. */
+static int wait_long(NodeCall *self, uint64_t nanoseconds)
+{
+    int rc;
     uint64_t now = hp_now();
     for (const uint64_t end = now + nanoseconds; now < end; now = hp_now()) {
         const uint64_t slice = end - now < SLICE_NS ? end - now : SLICE_NS;
@@ -206,9 +222,24 @@ static int wait_for(NodeCall *self, uint64_t nanoseconds)
             return lose(self, lost);
         if (PyErr_CheckSignals() < 0)
             return -EINTR;
+        rc = find_cycle(self);
+        if (rc != HP_PENDING)
+            return rc;
     }
     /* A process that was stopped comes back after its time: what the others did comes first. */
     return hp_call_look(&self->core);
+}
+
+static int wait_for(NodeCall *self, uint64_t nanoseconds)
+{
+    int rc = HP_PENDING;
+    for (int i = 0; rc == HP_PENDING && i < EARLY; i++)
+        rc = hp_call_advance(&self->core);
+    if (rc != HP_PENDING)
+        return rc;
+    rc = wait_long(self, nanoseconds);
+    hp_team_end_wait(team_of(self));
+    return rc;
 }
 
 /* start(x, out) */

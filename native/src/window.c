@@ -131,6 +131,26 @@ bool hp_node_is_closed(const struct hp_node *node, int peer, int area, uint64_t 
            hp_load_acquire(&window->state) != HP_ALIVE;
 }
 
+/* The post where number `seq` stands, in a peer's area for `key`. */
+static const struct hp_post *find_post(const struct hp_node *node, int peer, uint64_t key,
+                                       uint64_t seq)
+{
+    const int area = hp_node_find(node, peer, key);
+    return area < 0 ? NULL : &area_of(node->windows[peer], area)->lanes[0].posts[seq & 1];
+}
+
+uint64_t hp_node_posted(const struct hp_node *node, int peer, uint64_t key, uint64_t seq)
+{
+    const struct hp_post *const post = find_post(node, peer, key, seq);
+    return post ? hp_load_ordered(&post->seq) : 0; /* pairs with post() */
+}
+
+const void *hp_node_post_header(const struct hp_node *node, int peer, uint64_t key, uint64_t seq)
+{
+    const struct hp_post *const post = find_post(node, peer, key, seq);
+    return post ? post->header : NULL;
+}
+
 void hp_team_init(struct hp_team *team, struct hp_node *node, const int *members, const int *areas,
                   int size, int rank, int lane)
 {

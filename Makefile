@@ -23,11 +23,11 @@ MPICH_RUN = cd tests && timeout 600 $(abspath $(MPICH))/bin/mpiexec -n $(1) $(ab
 OPENMPI_RUN = cd tests && timeout 600 $(abspath $(OPENMPI))/bin/mpiexec --oversubscribe --bind-to none -n $(1) $(abspath $(OPENMPI))/bin/python $(UNDER_MPI)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev lint test test-full native native-test native-sanitize bench docs clean \
-	test-threads test-mpich test-openmpi venvs
+.PHONY: help demo dev lint test test-full native native-test native-sanitize native-aarch64 model \
+	bench docs clean test-threads test-mpich test-openmpi selftest venvs
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s '	'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s '	'
 
 demo: .venv/.installed ## install into .venv and train a small GPT on 2 ranks (minutes)
 	.venv/bin/hpcpar run -n 2 jobs/train_gpt.py --out runs/demo
@@ -78,7 +78,14 @@ test-mpich: $(MPICH)/.installed
 test-openmpi: $(OPENMPI)/.installed
 	$(call OPENMPI_RUN,2) -m "not slow" .
 
-test-full: lint test native-sanitize ## everything: slow tests too, 1 to 4 ranks, sanitizers, torch
+selftest: $(MPICH)/.installed $(OPENMPI)/.installed ## random collectives against NumPy: 10^5 under MPICH, some under Open MPI
+	$(MPICH)/bin/hpcpar selftest --cases 25000
+	$(OPENMPI)/bin/hpcpar selftest --cases 5000
+
+model: $(MPICH)/.installed ## SPIN models of the shared memory, the long ones too; needs spin
+	$(call PYTEST,$(MPICH)) native/test_models.py
+
+test-full: lint test native-sanitize native-aarch64 selftest ## everything: slow tests too, 1 to 4 ranks, sanitizers, torch
 	$(MPICH)/bin/python $(PIP) torch
 	$(call PYTEST,$(MPICH)) .
 	$(call PYTEST,$(OPENMPI)) faults
@@ -92,7 +99,7 @@ native: $(MPICH)/.installed ## build the core in place, for work on it
 	cp build/native/_core*.so hpcpar/
 
 NATIVE_TESTS = $(MPICH)/bin/cmake -S native -B build/native-$(1) -G Ninja -DHP_BUILD_PYTHON=OFF \
-	-DHP_BUILD_TESTS=ON -DHP_WERROR=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(MPICH))/bin/ninja "-DHP_SANITIZE=$(2)" >/dev/null \
+	-DHP_BUILD_TESTS=ON -DHP_WERROR=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(MPICH))/bin/ninja $(2) >/dev/null \
 	&& $(MPICH)/bin/cmake --build build/native-$(1) \
 	&& $(MPICH)/bin/ctest --test-dir build/native-$(1) --output-on-failure
 
@@ -100,8 +107,23 @@ native-test: $(MPICH)/.installed ## the C tests
 	$(call NATIVE_TESTS,tests,)
 
 native-sanitize: $(MPICH)/.installed ## the C tests under ASan + UBSan, then under TSan
-	$(call NATIVE_TESTS,asan,address;undefined)
-	$(call NATIVE_TESTS,tsan,thread)
+	$(call NATIVE_TESTS,asan,"-DHP_SANITIZE=address;undefined")
+	$(call NATIVE_TESTS,tsan,-DHP_SANITIZE=thread)
+
+# Debian: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+AARCH64 := aarch64-linux-gnu
+AARCH64_MISSING := $(strip \
+	$(if $(shell command -v $(AARCH64)-gcc 2>/dev/null),,gcc-$(AARCH64)) \
+	$(if $(wildcard /usr/$(AARCH64)/include/stdio.h),,libc6-dev-arm64-cross) \
+	$(if $(shell command -v qemu-aarch64 2>/dev/null),,qemu-user))
+
+native-aarch64: $(MPICH)/.installed ## the C tests built for aarch64, under qemu-user
+ifeq ($(AARCH64_MISSING),)
+	$(call NATIVE_TESTS,aarch64,-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+		-DCMAKE_C_COMPILER=$(AARCH64)-gcc "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/$(AARCH64)")
+else
+	@echo "native-aarch64: SKIPPED, not installed: $(AARCH64_MISSING)"
+endif
 
 bench: $(MPICH)/.installed ## collectives on 2 ranks beside raw mpi4py, packing, import time
 	$(MPICH)/bin/hpcpar bench collectives -n 2

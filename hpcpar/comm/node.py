@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["NodeBackend", "NodePlace"]
 
 _CHUNK = 512 * 1024  # long enough that ranks seldom wait for each other
-_SPINS = 2000  # looks before a wait sleeps: some 20 us
+_SPINS = 30_000  # looks before a wait sleeps: some 300 us, more than it takes to wake a sleeper
 _FOREVER = 1 << 62
 _VERBS = {
     name: code

@@ -187,7 +187,9 @@ class Guard:
             with contextlib.redirect_stderr(written):
                 self._old_excepthook(kind, error, trace)
             summary = f"{kind.__name__}: {error}".partition("\n")[0]
-            self._roll.fail(Failure(sort, 1, summary, written.getvalue()))
+            failure = Failure(sort, 1, summary, written.getvalue())
+            # MPI that goes on after a death may not end the job, nor with a code, when told to.
+            self._roll.fail(failure, _exit_now if self._watched.lost() else None)
 
     def _on_exit(self, status: object = None, /) -> NoReturn:
         if threading.current_thread() is threading.main_thread():

@@ -160,8 +160,11 @@ class Roll:
         self.poll()
         return True
 
-    def fail(self, failure: Failure) -> None:
-        """End the job with one report for all ranks that fail together. Does not return."""
+    def fail(self, failure: Failure, leave: Callable[[int], object] | None = None) -> None:
+        """End the job with one report for all ranks that fail together. Does not return.
+
+        With `leave` this rank ends by calling it with the exit code, and leaves the others alone.
+        """
         with self._ending:
             self._tell(failure)
             patient = failure.kind is Kind.CONSEQUENCE
@@ -169,7 +172,7 @@ class Roll:
             while time.monotonic() < until and len(self._failed) < self._channel.size:
                 time.sleep(0.01)
                 self.poll()
-            self._speak_or_yield(failure)
+            self._speak_or_yield(failure, leave)
 
     def _announce(self, departure: Departure) -> None:
         if self._channel.rank == _HUB:
@@ -203,14 +206,16 @@ class Roll:
         rows = [(rank, gone.code, gone.done.get(key, 0)) for rank, gone in self._left.items()]
         return json.dumps([key, rows]).encode()
 
-    def _speak_or_yield(self, failure: Failure) -> None:
+    def _speak_or_yield(
+        self, failure: Failure, leave: Callable[[int], object] | None = None
+    ) -> None:
         """Let the lowest rank with a root cause print; then end the job, whoever comes first."""
         failed = dict(self._failed)  # the watchdog may be adding
         if min(failed, key=lambda rank: (failed[rank][0], rank)) == self._channel.rank:
             self._print(failure)
-        else:
+        elif leave is None:
             time.sleep(self._pace.yield_to)
-        self._channel.abort(failure.code)
+        (leave or self._channel.abort)(failure.code)
 
     def _print(self, failure: Failure) -> None:
         me = self._channel.rank

@@ -253,7 +253,7 @@ class Team:
     ) -> Team: ...
     def cycle(self) -> list[tuple[int, int, int, bytes]]:
         """Return place, whom it waits for, key and header of each rank of the cycle found last."""
-    def give_up(self) -> None:
+    def give_up(self, late: bool, /) -> None:
         """Tell ranks that come late that I wait no more."""
     def take_headers(self) -> list[bytes] | None:
         """Return the headers of a call that left the hot path, once."""

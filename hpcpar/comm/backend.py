@@ -219,8 +219,11 @@ class Backend(ABC):
         """Return the exception for an error's number, where `rank` was waited for."""
         return OSError(code, f"rank {rank}")
 
-    def give_up(self) -> None:  # noqa: B027
-        """Tell ranks that come late to a collective that this one waits no more, if possible."""
+    def give_up(self, late: bool) -> None:  # noqa: B027
+        """Tell ranks that come late to a collective that this one waits no more, if possible.
+
+        `late`: its deadline has passed; else it broke off what others may have begun.
+        """
 
     def has_lost(self) -> bool:
         """Whether a rank is known to have died."""

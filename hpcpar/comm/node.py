@@ -238,10 +238,10 @@ class NodeBackend(Backend):
         self._place.fail()
         self._rest.abort(reason)
 
-    def give_up(self) -> None:
+    def give_up(self, late: bool) -> None:
         """Let ranks that come late see that this one waits no more."""
         for team in self._teams:
-            team.give_up()
+            team.give_up(late)
 
     # -- running ---------------------------------------------------------------------------
 

@@ -216,7 +216,7 @@ class Runner:
     def _leave_behind(self, error: BaseException) -> None:
         """Fail the group: this rank left a collective that others may have begun."""
         self.fail(error)
-        self.backend.give_up()
+        self.backend.give_up(isinstance(error, CollectiveTimeout))
 
     def _finish(self, request: Request, timeout: float | None, limit: float | None) -> Any:
         ticket, seq = self._open(request, timeout)

@@ -191,7 +191,7 @@ class ThreadsBackend(Backend):
             if rank not in parts:
                 raise GroupFailed(f"rank {rank} has given up waiting here.")
 
-    def give_up(self) -> None:
+    def give_up(self, late: bool) -> None:
         """Let ranks that come late see that this one waits no more."""
         with self._shared.cond:
             self._board.gave_up.add(self.rank)

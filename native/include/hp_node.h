@@ -91,7 +91,7 @@ _Static_assert(sizeof(struct hp_post) == 4096, "a post is a page, its head a lin
 _Static_assert(offsetof(struct hp_post, header) == HP_CACHE_LINE, "the head of a post is a line");
 _Static_assert(offsetof(struct hp_lane, slots) == 16384, "slots lie on pages");
 
-enum hp_gone { HP_HERE, HP_CLOSED, HP_GAVE_UP };
+enum hp_gone { HP_HERE, HP_CLOSED, HP_GAVE_UP, HP_TIMED_OUT };
 
 #define HP_RECORD_OFFSET (64u << 10) /* where a window keeps its flight record */
 #define HP_AREAS_OFFSET (2u << 20)
@@ -231,6 +231,8 @@ bool hp_call_has_come(const struct hp_call *call, int rank);
 bool hp_call_is_missing(const struct hp_call *call, int rank);
 /* Tell those who come late that this rank waits no more. */
 void hp_team_give_up(struct hp_team *team);
+/* The same at a deadline: who waits for the same rank waits on, and names it at its own. */
+void hp_team_time_out(struct hp_team *team);
 
 /* Nanoseconds of CLOCK_MONOTONIC. */
 uint64_t hp_now(void);

@@ -225,10 +225,13 @@ static void team_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-static PyObject *give_up(PyObject *self, PyObject *unused)
+static PyObject *give_up(PyObject *self, PyObject *late)
 {
-    (void)unused;
-    hp_team_give_up(&((Team *)self)->core);
+    struct hp_team *const team = &((Team *)self)->core;
+    if (late == Py_True)
+        hp_team_time_out(team);
+    else
+        hp_team_give_up(team);
     return Py_NewRef(Py_None);
 }
 
@@ -269,7 +272,8 @@ static PyMethodDef team_methods[] = {
      "cycle()\n--\n\nPlace, whom it waits for, key and header, round the cycle."},
     {"take_headers", take_headers, METH_NOARGS,
      "take_headers()\n--\n\nThe headers of a call that left the hot path, or None."},
-    {"give_up", give_up, METH_NOARGS, "give_up()\n--\n\nTell late ranks that I wait no more."},
+    {"give_up", give_up, METH_O,
+     "give_up(late, /)\n--\n\nTell late ranks that I wait no more; late: at a deadline."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -217,13 +217,14 @@ static bool needs(const struct hp_call *call, int rank)
 }
 
 /*
- * Whether a member that gave up leaves us to wait on for another, which has never come: then it is
+ * Whether a member whose deadline passed leaves us to wait on for another, which has never come: then it is
  * that one which we name at our own deadline. For the one that comes at last nobody is missing.
  */
 static bool waits_on(const struct hp_call *call, int rank)
 {
     const struct hp_team *const team = call->team;
-    if (call->phase == HP_MOVING || !has_waited(call, rank))
+    const uint64_t gone = hp_load_ordered(&team->lanes[rank]->gone); /* pairs with give_up */
+    if (call->phase == HP_MOVING || gone != HP_TIMED_OUT || !has_waited(call, rank))
         return false;
     for (int r = 0; r < team->size; r++)
         if (!has_waited(call, r) && hp_load_ordered(&team->lanes[r]->gone) == HP_HERE)
@@ -254,11 +255,21 @@ int hp_call_look(struct hp_call *call)
     return rc;
 }
 
-void hp_team_give_up(struct hp_team *team)
+static void give_up(struct hp_team *team, enum hp_gone why)
 {
     struct hp_lane *const mine = team->lanes[team->rank];
-    hp_store_ordered(&mine->gone, HP_GAVE_UP);
+    hp_store_ordered(&mine->gone, why);
     /* Who has not seen my post shall not go on with it. */
     hp_store_ordered(&mine->posts[team->seq & 1].seq, team->seq | HP_WITHDRAWN);
     hp_team_ring(team);
+}
+
+void hp_team_give_up(struct hp_team *team)
+{
+    give_up(team, HP_GAVE_UP);
+}
+
+void hp_team_time_out(struct hp_team *team)
+{
+    give_up(team, HP_TIMED_OUT);
 }

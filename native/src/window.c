@@ -76,6 +76,18 @@ static int reserve(const struct hp_node *node, const void *begin, uint64_t nbyte
     return 0;
 }
 
+/* Others may still look for the group that was here: at `gone`, and at the numbers of posts. */
+static void clear(struct hp_lane *lane)
+{
+    memset(lane, 0, offsetof(struct hp_lane, gone));
+    for (int i = 0; i < 2; i++) {
+        struct hp_post *const post = &lane->posts[i];
+        hp_store_release(&post->seq, 0);
+        memset(&post->print, 0, sizeof *post - offsetof(struct hp_post, print));
+    }
+    hp_store_release(&lane->gone, HP_HERE);
+}
+
 int hp_node_claim(struct hp_node *node, uint64_t key)
 {
     struct hp_window *const mine = node->windows[node->index];
@@ -90,10 +102,7 @@ int hp_node_claim(struct hp_node *node, uint64_t key)
         struct hp_lane *const lane = &area->lanes[l];
         if (reserve(node, lane, offsetof(struct hp_lane, slots)) < 0)
             return -ENOMEM;
-        memset(lane, 0, offsetof(struct hp_lane, gone));
-        memset(lane->posts, 0, sizeof lane->posts);
-        /* Members of the group that was here may still look: they find this or another key. */
-        hp_store_release(&lane->gone, HP_HERE);
+        clear(lane);
     }
     hp_store_ordered(&mine->keys[i], key);
     ring_all(node);

@@ -117,9 +117,11 @@ def node_job(job, tmp_path):
     """Return a function that runs a script of ranks that write notes; nothing of it is left."""
 
     def run(body, n=2, *, start=NODE_START, **how):
+        path, when = tmp_path / "notes", tmp_path / "signalled"
+        for old in (path, when):  # of a job before
+            old.unlink(missing_ok=True)
         result = job(body, n, preamble=NODE_PREAMBLE + start, survive=True, **how)
         nothing_is_left(str(tmp_path / "script.py"))
-        path, when = tmp_path / "notes", tmp_path / "signalled"
         lines = path.read_text().splitlines() if path.exists() else []
         notes = sorted((Note(*json.loads(line)) for line in lines), key=lambda note: note.at)
         signalled = float(when.read_text()) if when.exists() else 0.0

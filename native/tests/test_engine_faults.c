@@ -219,6 +219,28 @@ static void fail_behind_late(struct rank *rank)
     free(job);
 }
 
+/* Rank 0 comes last, has the result and leaves, and the others have not moved on since. */
+static void look_after(struct rank *rank)
+{
+    struct job *const job = new_job(rank, HP_ALL_REDUCE, 3);
+    if (rank->index > 0) {
+        start(rank, job);
+        CHECK(hp_call_advance(&job->call) == HP_PENDING);
+    }
+    meet(rank);
+    if (rank->index == 0) {
+        CHECK(finish(rank, job, NEVER) == HP_DONE);
+        depart(rank, LEAVE);
+    }
+    meet(rank);
+    if (rank->index > 0) {
+        CHECK(hp_call_look(&job->call) == HP_PENDING);
+        CHECK(hp_call_advance(&job->call) == HP_DONE);
+    }
+    meet(rank);
+    free(job);
+}
+
 /* Who has the result leaves; the others get theirs all the same. */
 static void leave_after(struct rank *rank, enum hp_verb verb, uint64_t count)
 {
@@ -420,6 +442,7 @@ int main(void)
         run_ranks(size, CHUNK, 0, fill_window);
         run_ranks(size, CHUNK, 0, live_often);
         run_ranks(size, CHUNK, 0, lack_memory);
+        run_ranks(size, CHUNK, 0, look_after);
         test_departures(size);
         test_leaving(size);
     }

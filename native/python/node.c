@@ -40,8 +40,11 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     self->windows = Py_NewRef(windows);
     const int rc = hp_node_init(&self->core, where, (int)PyTuple_Size(windows), index, length);
-    if (rc < 0 || chunk == 0 || chunk > HP_SLOT_BYTES || chunk % HP_CACHE_LINE) {
-        PyErr_Format(PyExc_ValueError, "Node: these are no windows of this version (%d)", rc);
+    /* A chunk holds a part for each rank. */
+    const unsigned least = HP_CACHE_LINE * (unsigned)PyTuple_Size(windows);
+    if (rc < 0 || chunk < HP_POST_DATA || chunk < least || chunk > HP_SLOT_BYTES ||
+        chunk % HP_CACHE_LINE) {
+        PyErr_Format(PyExc_ValueError, "Node: no windows of this version, or a bad chunk (%d)", rc);
         Py_DECREF((PyObject *)self);
         return NULL;
     }

@@ -80,10 +80,10 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *team, *sent, *received, *factors, *divisor, *header, *record, *failed;
     int verb, dtype, op, root, ready;
     unsigned long long nbytes, print, limit;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiiiiK(O!O!)(OO)(KpOO)OK:NodeCall", names, &team,
-                                     &verb, &dtype, &op, &root, &nbytes, &PyTuple_Type, &sent,
-                                     &PyTuple_Type, &received, &factors, &divisor, &print, &ready,
-                                     &header, &record, &failed, &limit))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiiiiK(O!O!)(OO)(KpOO)OK:NodeCall", names,
+                                     &team, &verb, &dtype, &op, &root, &nbytes, &PyTuple_Type,
+                                     &sent, &PyTuple_Type, &received, &factors, &divisor, &print,
+                                     &ready, &header, &record, &failed, &limit))
         return NULL;
     NodeCall *const self = (NodeCall *)PyType_GenericAlloc(type, 0);
     if (!self)
@@ -363,8 +363,8 @@ static PyMethodDef call_methods[] = {
 };
 
 static PyType_Slot call_slots[] = {
-    {Py_tp_doc, "NodeCall(team, verb, dtype, op, root, nbytes, counts, scales, agreed, failed, limit)\n"
-                "--\n\nA collective of a team; called as call(x, out) it blocks."},
+    {Py_tp_doc, "NodeCall(team, verb, dtype, op, root, nbytes, counts, scales, agreed, failed, "
+                "limit)\n--\n\nA collective of a team; called as call(x, out) it blocks."},
     {Py_tp_new, call_new},
     {Py_tp_dealloc, call_dealloc},
     {Py_tp_call, call_call},

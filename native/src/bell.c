@@ -90,9 +90,9 @@ int hp_call_run(struct hp_call *call, uint64_t nanoseconds)
     int rc = spin(call);
     if (rc != HP_PENDING)
         return rc;
-    const uint64_t end = hp_now() + nanoseconds;
-    for (uint64_t now = hp_now(); rc == HP_PENDING && now < end; now = hp_now()) {
-        rc = doze(call, end - now);
+    const uint64_t began = hp_now();
+    for (uint64_t gone = 0; rc == HP_PENDING && gone < nanoseconds; gone = hp_now() - began) {
+        rc = doze(call, nanoseconds - gone);
         if (rc == HP_PENDING)
             rc = spin(call);
     }

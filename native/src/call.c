@@ -217,8 +217,8 @@ static bool needs(const struct hp_call *call, int rank)
 }
 
 /*
- * Whether a member whose deadline passed leaves us to wait on for another, which has never come: then it is
- * that one which we name at our own deadline. For the one that comes at last nobody is missing.
+ * Whether a member whose deadline passed leaves us to wait on for another, which has never come:
+ * then it is that one which we name at our own deadline. For who comes last nobody is missing.
  */
 static bool waits_on(const struct hp_call *call, int rank)
 {

@@ -37,7 +37,8 @@ def test_help(name, capsys):
 def test_two_ranks_beside_mpi4py(tmp_path):
     path = tmp_path / "out.json"
     words = "collectives -n 2 --verbs all_reduce,broadcast,gather -b 4 -e 1K -f 256 --rounds 2"
-    code, out, err = hpcpar_bench(*words.split(), "--check", "off", "--json", str(path))
+    how = ("--backend", "mpi", "--check", "off", "--json", str(path))
+    code, out, err = hpcpar_bench(*words.split(), *how)
     assert code == 0, err
     assert out.startswith("all_reduce  2 ranks, mpi backend, check off, 2 rounds, load")
     report = json.loads(path.read_text())

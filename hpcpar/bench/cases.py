@@ -11,7 +11,17 @@ import numpy as np
 from .._arrays import Array
 from ..random import Key, bits
 
-__all__ = ["MODES", "VERBS", "Case", "Mode", "Verb", "expected", "operand", "result_count"]
+__all__ = [
+    "MODES",
+    "UFUNCS",
+    "VERBS",
+    "Case",
+    "Mode",
+    "Verb",
+    "expected",
+    "operand",
+    "result_count",
+]
 
 Mode = Literal["out", "in"]
 #: "out": out of place, "in": in place.
@@ -158,7 +168,8 @@ def _operands(case: Case, upto: int) -> Iterator[Array]:
     return (operand(case, rank) for rank in range(upto))
 
 
-_UFUNCS: dict[str, Any] = {
+#: NumPy's function for an op; a mean is divided afterwards.
+UFUNCS: dict[str, Any] = {
     "sum": np.add,
     "mean": np.add,
     "prod": np.multiply,
@@ -177,7 +188,7 @@ def _reduced(case: Case, upto: int) -> Array:
     total: Array | None = None
     for part in _operands(case, upto):
         part = part.astype(wide)
-        total = part if total is None else _UFUNCS[case.op](total, part, out=total)
+        total = part if total is None else UFUNCS[case.op](total, part, out=total)
     assert total is not None
     if case.op == "mean":
         total /= wide.type(upto)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from .._arrays import Array, as_bytes, contiguous
 from ..comm.reductions import neutral
 from ..random import Key, bits
+from .cases import UFUNCS
 from .selftest_case import Case
 
 __all__ = ["differing", "expected", "operands"]
@@ -20,17 +20,7 @@ _PERIOD = 8191
 _PRODUCTS = np.array([1, -1, 2, 0.5])
 _COMPLEX_PRODUCTS = np.array([1, -1, 1j, -1j, 1 + 1j, 1, 1, 1])
 _EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
-_UFUNCS: dict[str, Any] = {
-    "sum": np.add,
-    "mean": np.add,
-    "premul_sum": np.add,
-    "prod": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "band": np.bitwise_and,
-    "bor": np.bitwise_or,
-    "bxor": np.bitwise_xor,
-}
+_UFUNCS = UFUNCS | {"premul_sum": np.add}
 
 
 def operands(case: Case, call: int) -> list[Array]:

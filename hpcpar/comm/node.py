@@ -58,14 +58,19 @@ _MESSAGES = ("send", "recv", "probe")
 class NodePlace:
     """My process on its node: the windows, and the areas of groups in its own.
 
+    Parameters
+    ----------
+    windows : NodeWindows
+    cores : int
+        That its ranks may run on, all together: if they do not fit, waits do not spin.
+
     Attributes
     ----------
     core : Node
     """
 
-    def __init__(self, windows: NodeWindows) -> None:
+    def __init__(self, windows: NodeWindows, cores: int) -> None:
         arrays = tuple(np.frombuffer(b, np.uint8) for b in windows.buffers)
-        cores = len(os.sched_getaffinity(0))
         spins = _SPINS if len(arrays) <= cores else 0
         fd = windows.fileno()
         self.core = Node(arrays, windows.index, fd, windows.fds, spins, _CHUNK)

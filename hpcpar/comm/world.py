@@ -206,8 +206,11 @@ def _find_node(bootstrap: Bootstrap, settings: Settings) -> NodePlace | None:
     from .node import NodePlace
 
     windows = open_windows(bootstrap, os.environ)
+    # A launcher may bind each rank to cores of its own.
+    rows = bootstrap.all_gather(",".join(map(str, os.sched_getaffinity(0))).encode())
+    cores = {core for row in rows for core in row.decode().split(",")}
     if windows.how != "none" and windows.ranks == tuple(range(bootstrap.size)):
-        return NodePlace(windows)
+        return NodePlace(windows, len(cores))
     windows.close()
     if settings.backend == "node":
         why = windows.why or f"ranks {windows.ranks} of {bootstrap.size} share this one"

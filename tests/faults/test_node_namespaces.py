@@ -72,3 +72,21 @@ def test_the_way_is_what_was_asked_for(job, backend, env, carried, said):
     assert (done.code == 0) == bool(carried), done
     assert done.out.count(f"by {carried}") == (2 if carried else 0)
     assert said in done.err
+
+
+def test_ranks_bound_to_cores_of_their_own_fit(job):
+    """Each sees one core, all together two: waits look again instead of sleeping at once."""
+    done = job(
+        """
+        from hpcpar.comm import node
+        seen = []
+        node.NodePlace.__init__ = lambda self, windows, cores: seen.append(cores)
+        os.sched_setaffinity(0, {group.rank % os.cpu_count()})
+        from hpcpar.comm.bootstrap import MpiBootstrap
+        from hpcpar.comm.settings import Settings
+        from hpcpar.comm.world import _find_node
+        _find_node(MpiBootstrap(group.mpi_comm.Dup()), Settings())
+        print("cores", seen[0] == min(2, os.cpu_count()))
+        """
+    )
+    assert done.out.count("cores True") == 2, done.err

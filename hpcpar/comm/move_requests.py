@@ -115,13 +115,13 @@ class _Gathering(Request):
         """Receive the concatenation and hand it back."""
         memory, shape = self.view.memory, self.result_shape(lengths)
         direct = rows_before(shape, self.axis) == 1
-        recv = self.operand.target(memory, shape, direct)
+        recv, unit = self.operand.target(memory, shape, direct), self.unit
         yield Operation(
             verb,
             memory.bytes(memory.pack(self.block)),
             memory.bytes(recv),
             root=root,
-            recv_counts=[n * self.unit for n in lengths],
+            recv_counts=[n * unit for n in lengths],
         )
         if self.refused is not None:  # no headers went: the others are in step only now
             raise self.refused

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -172,6 +172,16 @@ def _part(core: Node, windows: NodeWindows) -> None:
         windows.close()
 
 
+def _verb_code(verb: str) -> int:
+    return _VERBS[_ROOTED.get(verb, verb)]
+
+
+@cache
+def _data_header(verb: str) -> bytes:
+    """Return what the second collective of a call says, for ranks that come with another call."""
+    return Header.make([f"verb={verb}", "stage=data"], [], -1, 1.0, 0).pack()
+
+
 def _is_alone() -> bool:
     """Whether only this thread of the process calls: no other may make the call that is missing."""
     own, main = "hpcpar-", threading.main_thread()
@@ -313,8 +323,7 @@ class NodeBackend(Backend):
 
     def _call(self, op: Operation) -> NodeCall:
         """Return the collective that carries `op`."""
-        header = Header.make([f"verb={op.verb}", "stage=data"], [], -1, 1.0, 0).pack()
-        agreement = Agreement(_VERBS[_ROOTED.get(op.verb, op.verb)], header, self.error)
+        agreement = Agreement(_verb_code(op.verb), _data_header(op.verb), self.error)
         if op.verb != "exchange":
             return self._make(op, agreement, True)
         assert op.send is not None
@@ -341,7 +350,7 @@ class NodeBackend(Backend):
         limit = _FOREVER if self._timeout is None else int(1e9 * self._timeout)
         return NodeCall(
             self._teams[op.lane],
-            _VERBS[_ROOTED.get(op.verb, op.verb)],
+            _verb_code(op.verb),
             code,
             _PRIMITIVES.index(op.op),
             -1 if op.root is None or op.verb == "scatter" else op.root,

@@ -63,12 +63,8 @@ class _TreeReduction(Request):
 
     def _place(self) -> list[str]:
         """Say whether the call is in place: MPI wants that of all ranks, or of none."""
-        return ["place=in"] if self.in_place_everywhere and self.leaves[0].in_place else []
-
-    @property
-    def in_place_everywhere(self) -> bool:
-        """Whether ranks must agree on being in place: where there is one array, and no root."""
-        return self.structure is None and self.root < 0
+        one_for_all = self.structure is None and self.root < 0
+        return ["place=in"] if one_for_all and self.leaves[0].in_place else []
 
     def agreed_nbytes(self) -> int:
         """Return the bytes by which ranks decide alike."""

@@ -222,6 +222,12 @@ class Node:
         """Tell all ranks of the node that I take part in nothing any more."""
     def is_dead(self, peer: int, /) -> bool:
         """Whether a peer's process is gone."""
+    def listen(self) -> int:
+        """Begin to sleep until an operation of lane 1 can move on; look once more, then `sleep`."""
+    def sleep(self, heard: int, nanoseconds: int) -> None:
+        """Sleep until the bell has rung since `listen`; 0 only ends the listening."""
+    def wake(self) -> None:
+        """Wake my own thread that sleeps so."""
     def has_left(self, peer: int, /) -> bool:
         """Whether a peer left in order."""
 

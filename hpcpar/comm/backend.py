@@ -225,6 +225,10 @@ class Backend(ABC):
         `late`: its deadline has passed; else it broke off what others may have begun.
         """
 
+    def rings(self, op: Operation) -> bool:
+        """Whether whoever moves `op` on rings the bell that `Progress` sleeps on."""
+        return False
+
     def has_lost(self) -> bool:
         """Whether a rank is known to have died."""
         return False

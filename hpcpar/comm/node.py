@@ -12,7 +12,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ __all__ = ["NodeBackend", "NodePlace"]
 _CHUNK = 512 * 1024  # long enough that ranks seldom wait for each other
 _SPINS = 30_000  # looks before a wait sleeps: some 300 us, more than it takes to wake a sleeper
 _FOREVER = 1 << 62
+_LOOK = 0.05  # seconds between two looks at whether a message's other end is alive
 _VERBS = {
     name: code
     for code, name in enumerate(
@@ -219,6 +221,7 @@ class NodeBackend(Backend):
         self.rank, self.size = rank, len(ranks)
         self._place, self._ranks, self._timeout = place, tuple(ranks), timeout
         deadline = None if timeout is None else time.monotonic() + timeout
+        self._looked = 0.0  # when I last looked at whether others are alive
         self._key, self._areas = place.enter(self._ranks, deadline)
         self._rest = rest()  # MPI would wait for a dead member for ever
         self.mpi_comm = self._rest.mpi_comm
@@ -263,7 +266,8 @@ class NodeBackend(Backend):
     def start(self, op: Operation) -> None:
         """Post `op`."""
         if op.verb in _MESSAGES:
-            self._rest.start(op)
+            with self._failures_named():
+                self._rest.start(op)
             return
         if op.verb == "exchange" and op.lane == 0:
             op.result = self._teams[0].take_headers()  # of a call that left the hot path
@@ -276,7 +280,7 @@ class NodeBackend(Backend):
     def test(self, op: Operation) -> bool:
         """Move `op` on."""
         if op.verb in _MESSAGES:
-            return self._rest.test(op)
+            return self._test_message(op)
         if op.state is None:
             return True
         self._end(op, op.state.test())
@@ -285,7 +289,7 @@ class NodeBackend(Backend):
     def wait(self, op: Operation) -> bool:
         """Sleep until `op` ends; the core looks at signals, deaths and departures in between."""
         if op.verb in _MESSAGES:
-            return self._rest.wait(op)
+            return super().wait(op)
         if op.state is None:
             return True
         limit = _FOREVER
@@ -293,6 +297,48 @@ class NodeBackend(Backend):
             limit = max(0, int(1e9 * (op.deadline - time.monotonic())))
         self._end(op, op.state.wait(limit))
         return op.state is None
+
+    def _test_message(self, op: Operation) -> bool:
+        with self._failures_named():
+            if self._rest.test(op):
+                return True
+            if time.monotonic() - self._looked < _LOOK:
+                return False
+            self._looked = time.monotonic()
+            others = [r for r in range(self.size) if r != self.rank]
+            possible = others if op.root is None else [op.root]
+            if self.rank in possible or not all(map(self._is_dead, possible)):
+                return False
+            if self._rest.test(op):  # what was sent before has come by now, if it ever does
+                return True
+        raise self._no_message(possible)
+
+    @contextmanager
+    def _failures_named(self) -> Iterator[None]:
+        """Name who died where MPI has seen it first; mpi4py's errors are RuntimeErrors."""
+        try:
+            yield
+        except RuntimeError as error:
+            dead = [r for r in range(self.size) if r != self.rank and self._is_dead(r)]
+            if not dead:
+                raise
+            raise self._no_message(dead) from error
+
+    def _no_message(self, ranks: Sequence[int]) -> RankFailed:
+        who = f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {list(ranks)} have"
+        return RankFailed(f"{who} left or died, and no message can come or go.")
+
+    def _is_dead(self, rank: int) -> bool:
+        return self._place.core.is_dead(self._members[rank])
+
+    def relax(self, op: Operation, pause: float) -> float:
+        """Give the core away between two tests of a message, after a while for longer."""
+        time.sleep(0 if pause < 2e-3 else 1e-4)
+        return pause + 1e-6
+
+    def rings(self, op: Operation) -> bool:
+        """Whether peers ring when `op` can move on: in all that the core carries."""
+        return op.verb not in _MESSAGES
 
     def missing(self, op: Operation) -> list[int] | None:
         """Return the ranks that keep `op` waiting."""

@@ -7,19 +7,33 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import GroupFailed
 from .backend import Backend, Operation
 from .request import Steps
 from .work import Work
 
-__all__ = ["Flow", "Progress"]
+__all__ = ["Bell", "Flow", "Progress"]
 
 # Pauses between two looks at operations that did not move: short at first, so that small messages
 # are fast; longer later, so that a thread that waits leaves the core to the computation.
 _FIRST_PAUSE, _LAST_PAUSE = 20e-6, 500e-6
 _SIGNALS = 0.05
+_DOZE_NS = 40_000_000  # deaths and deadlines ring no bell
+
+
+class Bell(Protocol):
+    """What the communication thread sleeps on where peers can wake it."""
+
+    def listen(self) -> int:
+        """Begin; the caller looks once more and then calls `sleep` with what this returned."""
+
+    def sleep(self, heard: int, nanoseconds: int) -> None:
+        """Sleep until somebody has rung since; 0 only ends the listening."""
+
+    def wake(self) -> None:
+        """Ring."""
 
 
 class Flow:
@@ -61,6 +75,15 @@ class Flow:
             return False
         return True
 
+    @property
+    def operations(self) -> list[Operation]:
+        """What was begun last."""
+        return self._current or []
+
+    def is_rung(self) -> bool:
+        """Whether a bell rings when its operations, which have not ended, can move on."""
+        return all(map(self._backend.rings, self.operations))
+
     def _tested(self) -> bool:
         assert self._current is not None
         late = [op for op in self._current if not self._backend.test(op)]
@@ -78,10 +101,16 @@ class Progress:
     ----------
     threaded : bool
         Whether a communication thread may run; without it flows move in `wait` and `done`.
+
+    Parameters
+    ----------
+    bell : Bell, optional
+        Where peers ring it; without one, or for operations that ring none, it looks now and then.
     """
 
-    def __init__(self, threaded: bool) -> None:
+    def __init__(self, threaded: bool, bell: Bell | None = None) -> None:
         self.threaded = threaded
+        self._bell = bell
         self._queues: dict[Hashable, deque[Flow]] = {}
         self._wake = threading.Condition()
         self._turning = threading.Lock()
@@ -103,7 +132,12 @@ class Progress:
             if self.threaded and self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="hpcpar-comm", daemon=True)
                 self._thread.start()
-            self._wake.notify()
+            self._rouse()
+
+    def _rouse(self) -> None:
+        self._wake.notify()
+        if self._bell is not None:
+            self._bell.wake()
 
     def drive(self, work: Work, timeout: float | None) -> None:
         """Return when `work` is done or `timeout` seconds have passed."""
@@ -140,7 +174,7 @@ class Progress:
         """End the communication thread; queued flows stay where they are."""
         with self._wake:
             self._stopping = True
-            self._wake.notify()
+            self._rouse()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5)
 
@@ -150,7 +184,21 @@ class Progress:
             with self._wake:
                 while not self._queues and not self._stopping:
                     self._wake.wait()
-            pause = _FIRST_PAUSE if self._turn() else self._rest(pause)
+            if self._turn():
+                pause = _FIRST_PAUSE
+            elif pause >= _LAST_PAUSE and self._bell is not None and self._all_ring():
+                self._doze(self._bell)
+            else:
+                pause = self._rest(pause)
+
+    def _all_ring(self) -> bool:
+        return not self._stopping and all(q[0].is_rung() for q in list(self._queues.values()))
+
+    def _doze(self, bell: Bell) -> None:
+        """Sleep until a peer or a new flow rings."""
+        heard = bell.listen()
+        is_still = not self._turn() and self._all_ring()  # looked at since it listens
+        bell.sleep(heard, _DOZE_NS if is_still else 0)
 
     def _rest(self, pause: float) -> float:
         time.sleep(pause)

@@ -249,22 +249,22 @@ class Runner:
 
     def _drive(self, request: Request, steps: Steps, deadline: float | None, polled: bool) -> Any:
         """Run the operations of a call on this thread."""
-        while True:
-            try:
+        ops: list[Operation] = []
+        try:
+            while True:
                 step = next(steps)
-            except StopIteration as stop:
-                return stop.value
-            ops = step if isinstance(step, list) else [step]
-            for op in ops:
-                op.deadline, op.polled = deadline, polled
-            try:
+                ops = step if isinstance(step, list) else [step]
+                for op in ops:
+                    op.deadline, op.polled = deadline, polled
                 late = self._carry(ops)
-            except BaseException as error:
-                if _breaks_off(error):
-                    self._abandon(request, ops, error)
-                raise
-            if late:
-                raise self._late(request, late)
+                if late:
+                    raise self._late(request, late)
+        except StopIteration as stop:
+            return stop.value
+        except BaseException as error:
+            if ops and _breaks_off(error):  # others have begun too
+                self._abandon(request, ops, error)
+            raise
 
     def _carry(self, ops: list[Operation]) -> list[Operation]:
         """Run operations at the same time; return those that were not done at the deadline."""
@@ -302,6 +302,8 @@ class Runner:
             if error is not None:
                 self.unclaimed.append(work)
                 self.noisy = True
+                if _breaks_off(error):
+                    self._abandon(request, flow.operations, error)
             work.finish(result, error)
 
         flow = Flow(

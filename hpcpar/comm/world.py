@@ -181,14 +181,16 @@ def _on_mpi(settings: Settings, comm: Any) -> _World:
     mpi = load_mpi()
     own = comm.Dup()
     agreed, hosts = _agree(MpiBootstrap(own), settings)
-    home = Home(Progress(mpi.Query_thread() == mpi.THREAD_MULTIPLE), agreed, Memory(), hosts)
     backend: Backend = MpiBackend(own, deterministic=settings.deterministic)
-    last = []
+    place, last = None, []
     if settings.backend in ("auto", "node") and backend.size > 1:
         place = _find_node(MpiBootstrap(own), settings)
-        if place is not None:
-            backend = _on_node(place, backend, agreed)
-            last.append(place.close)
+    if place is not None:
+        backend = _on_node(place, backend, agreed)
+        last.append(place.close)
+    threaded = mpi.Query_thread() == mpi.THREAD_MULTIPLE
+    progress = Progress(threaded, None if place is None else place.core)
+    home = Home(progress, agreed, Memory(), hosts)
     group = Group(home, backend, range(backend.size), "world")
     home.groups[group.ranks] = group
     return _World(group, settings, comm, last=last)

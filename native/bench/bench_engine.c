@@ -79,7 +79,7 @@ static void bench_all_reduce(void *const *windows, struct job *job, size_t nbyte
     for (int r = 0; r < 2; r++) { /* what the stopped one leaves behind */
         struct hp_window *const window = windows[r];
         window->keys[0] = 0;
-        window->sleepers = 0;
+        window->bells[0].sleepers = 0;
     }
 }
 

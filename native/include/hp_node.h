@@ -32,6 +32,14 @@ struct hp_wait {
     _Atomic uint64_t on;  /* the place of the rank whose post is missing */
 };
 
+/* What the threads of a rank sleep on that wait on one lane. */
+struct hp_bell {
+    _Atomic uint32_t rings; /* rung by anybody */
+    uint8_t pad_rings[60];
+    _Atomic uint32_t sleepers; /* threads that sleep or are about to */
+    uint8_t pad_sleepers[60];
+};
+
 enum hp_state { HP_ALIVE, HP_LEFT, HP_FAILED };
 
 /* The first page of a window. The 64 bytes in front are written before any peer maps it. */
@@ -42,15 +50,12 @@ struct hp_window {
     uint8_t job[16];
     uint64_t length;
     uint8_t pad_identity[24];
-    _Atomic uint32_t bell; /* what this rank sleeps on; rung by anybody */
-    uint8_t pad_bell[60];
-    _Atomic uint32_t sleepers; /* threads of this rank that sleep or are about to */
-    uint8_t pad_sleepers[60];
+    struct hp_bell bells[HP_LANES]; /* one each: blocking calls need not wake the other thread */
     _Atomic uint64_t state; /* enum hp_state */
     uint8_t pad_state[56];
     struct hp_wait wait;
     uint8_t pad_wait[32];
-    uint8_t pad_page[4096 - 5 * HP_CACHE_LINE];
+    uint8_t pad_page[4096 - (3 + 2 * HP_LANES) * HP_CACHE_LINE];
     _Atomic uint64_t keys[HP_MAX_TEAMS]; /* 0: the area of this index is free */
 };
 
@@ -85,7 +90,7 @@ struct hp_area {
     struct hp_lane lanes[HP_LANES];
 };
 
-_Static_assert(offsetof(struct hp_window, bell) == HP_CACHE_LINE, "identity fills a line");
+_Static_assert(offsetof(struct hp_window, bells) == HP_CACHE_LINE, "identity fills a line");
 _Static_assert(offsetof(struct hp_window, keys) == 4096, "the first page is one page");
 _Static_assert(sizeof(struct hp_post) == 4096, "a post is a page, its head a line");
 _Static_assert(offsetof(struct hp_post, header) == HP_CACHE_LINE, "the head of a post is a line");
@@ -141,7 +146,7 @@ struct hp_link {
 /* A group on a lane, as one member sees it. */
 struct hp_team {
     struct hp_node *node;
-    int size, rank;
+    int size, rank, lane;
     int members[HP_MAX_LOCAL]; /* their places on the node */
     struct hp_lane *lanes[HP_MAX_LOCAL];
     uint64_t seq;      /* of the last collective that I began */
@@ -237,8 +242,15 @@ void hp_team_time_out(struct hp_team *team);
 /* Nanoseconds of CLOCK_MONOTONIC. */
 uint64_t hp_now(void);
 
-/* Wake a rank if it sleeps, after a store_ordered of what it may wait for. */
-void hp_bell_ring(struct hp_window *window);
+/* Wake who sleeps on a bell, after a store_ordered of what it may wait for. */
+void hp_bell_ring(struct hp_bell *bell);
+/*
+ * To sleep on one's own bell: say so and keep what is returned, look once more at what is waited
+ * for, then sleep or leave. Who rings in between keeps the sleep from beginning.
+ */
+uint32_t hp_bell_enter(struct hp_bell *bell);
+void hp_bell_sleep(struct hp_bell *bell, uint32_t heard, uint64_t nanoseconds);
+void hp_bell_leave(struct hp_bell *bell);
 /* Ring all members but me. */
 void hp_team_ring(const struct hp_team *team);
 

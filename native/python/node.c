@@ -156,6 +156,41 @@ static PyObject *has_left(PyObject *self, PyObject *peer)
     return PyBool_FromLong(hp_node_has_left(node_of(self), (int)index));
 }
 
+/* The communication thread sleeps for all its calls at once, so not in one of them. */
+static struct hp_bell *own_bell(PyObject *self)
+{
+    const struct hp_node *const node = node_of(self);
+    return &node->windows[node->index]->bells[HP_LANES - 1];
+}
+
+static PyObject *listen(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLong(hp_bell_enter(own_bell(self)));
+}
+
+/* sleep(heard, nanoseconds): after listen(), always. */
+static PyObject *node_sleep(PyObject *self, PyObject *args)
+{
+    unsigned int heard;
+    unsigned long long nanoseconds;
+    if (!PyArg_ParseTuple(args, "IK:sleep", &heard, &nanoseconds))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (nanoseconds > 0)
+        hp_bell_sleep(own_bell(self), heard, nanoseconds);
+    hp_bell_leave(own_bell(self));
+    Py_END_ALLOW_THREADS
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *wake(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    hp_bell_ring(own_bell(self));
+    return Py_NewRef(Py_None);
+}
+
 static PyMethodDef node_methods[] = {
     {"claim", claim, METH_O, "claim(key, /)\n--\n\nTake an area of my window for a group."},
     {"find", find, METH_VARARGS, "find(peer, key)\n--\n\nA peer's area for a group, or None."},
@@ -164,6 +199,11 @@ static PyMethodDef node_methods[] = {
     {"is_closed", is_closed, METH_VARARGS,
      "is_closed(peer, area, key)\n--\n\nWhether a peer is done with a group."},
     {"leave", leave, METH_O, "leave(failed, /)\n--\n\nTell all ranks of the node that I go."},
+    {"listen", listen, METH_NOARGS,
+     "listen()\n--\n\nBegin to sleep on lane 1's bell; look once more, then call sleep."},
+    {"sleep", node_sleep, METH_VARARGS,
+     "sleep(heard, nanoseconds)\n--\n\nSleep until the bell rings; 0: only stop listening."},
+    {"wake", wake, METH_NOARGS, "wake()\n--\n\nWake my own thread that sleeps."},
     {"is_dead", is_dead, METH_O, "is_dead(peer, /)\n--\n\nWhether a peer's process is gone."},
     {"has_left", has_left, METH_O, "has_left(peer, /)\n--\n\nWhether a peer left in order."},
     {NULL, NULL, 0, NULL},

@@ -1,5 +1,6 @@
 /*
- * Sleeping and waking. A rank sleeps on one word only, its bell, whatever it waits for.
+ * Sleeping and waking. A thread sleeps on one word only, its rank's bell of the lane that it waits
+ * on, whatever it waits for.
  *
  * The publisher stores progress and then looks at `sleepers`; the waiter counts itself among the
  * sleepers, reads the bell and then looks at the progress. Both sides are seq_cst, so at least
@@ -23,19 +24,42 @@ static long futex(const _Atomic uint32_t *word, int what, uint32_t value,
     return syscall(SYS_futex, word, what, value, timeout, NULL, 0);
 }
 
-void hp_bell_ring(struct hp_window *window)
+void hp_bell_ring(struct hp_bell *bell)
 {
-    if (hp_load32_ordered(&window->sleepers) == 0)
+    if (hp_load32_ordered(&bell->sleepers) == 0)
         return;
-    hp_add32_ordered(&window->bell, 1);
-    futex(&window->bell, FUTEX_WAKE, INT_MAX, NULL);
+    hp_add32_ordered(&bell->rings, 1);
+    futex(&bell->rings, FUTEX_WAKE, INT_MAX, NULL);
+}
+
+uint32_t hp_bell_enter(struct hp_bell *bell)
+{
+    hp_add32_ordered(&bell->sleepers, 1);
+    return hp_load32_ordered(&bell->rings);
+}
+
+void hp_bell_sleep(struct hp_bell *bell, uint32_t heard, uint64_t nanoseconds)
+{
+    const struct timespec limit = {.tv_sec = (time_t)(nanoseconds / 1000000000u),
+                                   .tv_nsec = (long)(nanoseconds % 1000000000u)};
+    futex(&bell->rings, FUTEX_WAIT, heard, &limit);
+}
+
+void hp_bell_leave(struct hp_bell *bell)
+{
+    hp_add32_ordered(&bell->sleepers, (uint32_t)-1);
+}
+
+static struct hp_bell *bell_of(const struct hp_team *team, int rank)
+{
+    return &team->node->windows[team->members[rank]]->bells[team->lane];
 }
 
 void hp_team_ring(const struct hp_team *team)
 {
     for (int r = 0; r < team->size; r++)
         if (r != team->rank)
-            hp_bell_ring(team->node->windows[team->members[r]]);
+            hp_bell_ring(bell_of(team, r));
 }
 
 uint64_t hp_now(void)
@@ -68,20 +92,16 @@ static int spin(struct hp_call *call)
 /* Sleep until the bell rings, `nanoseconds` at most, unless the call can move on. */
 static int doze(struct hp_call *call, uint64_t nanoseconds)
 {
-    const struct hp_team *const team = call->team;
-    struct hp_window *const mine = team->node->windows[team->members[team->rank]];
-    const struct timespec limit = {.tv_sec = (time_t)(nanoseconds / 1000000000u),
-                                   .tv_nsec = (long)(nanoseconds % 1000000000u)};
-    hp_add32_ordered(&mine->sleepers, 1);
-    const uint32_t heard = hp_load32_ordered(&mine->bell);
+    struct hp_bell *const mine = bell_of(call->team, call->team->rank);
+    const uint32_t heard = hp_bell_enter(mine);
     int rc = hp_call_advance(call);
     if (rc == HP_PENDING)
         rc = hp_call_look(call); /* death and departure */
     if (rc == HP_PENDING) {
-        futex(&mine->bell, FUTEX_WAIT, heard, &limit);
+        hp_bell_sleep(mine, heard, nanoseconds);
         rc = hp_call_advance(call);
     }
-    hp_add32_ordered(&mine->sleepers, (uint32_t)-1);
+    hp_bell_leave(mine);
     return rc;
 }
 

@@ -40,7 +40,8 @@ int hp_node_init(struct hp_node *node, void *const *windows, int size, int index
 static void ring_all(const struct hp_node *node)
 {
     for (int i = 0; i < node->size; i++)
-        hp_bell_ring(node->windows[i]);
+        for (int l = 0; l < HP_LANES; l++)
+            hp_bell_ring(&node->windows[i]->bells[l]);
 }
 
 void hp_node_leave(struct hp_node *node, enum hp_state how)
@@ -167,6 +168,7 @@ void hp_team_init(struct hp_team *team, struct hp_node *node, const int *members
     team->node = node;
     team->size = size;
     team->rank = rank;
+    team->lane = lane;
     for (int r = 0; r < size; r++) {
         team->members[r] = members[r];
         team->lanes[r] = &area_of(node->windows[members[r]], areas[r])->lanes[lane];

@@ -115,3 +115,29 @@ def test_the_environment_replaces_the_default(text, default, timeout):
 def test_a_wrong_variable_is_named(text):
     with pytest.raises(LaunchError, match=f"HPCPAR_TIMEOUT='{text}' must be seconds above 0"):
         _with_timeout(Settings(), text)
+
+
+@pytest.mark.parametrize("how", ["blocking", "asynchronous"])
+@pytest.mark.sizes(2, 3)
+def test_who_cannot_go_on_in_the_middle_tells_the_others(ranks, how):
+    """As where memory for the chunks of one rank is missing: the others have agreed already."""
+
+    def body(group):
+        fails = group.rank == group.size - 1
+        backend = group._runner.backend
+        start = backend.start
+
+        def start_or_fail(op):
+            if op.verb != "exchange":
+                raise MemoryError("no memory for the chunks")
+            start(op)
+
+        if fails:
+            backend.start = start_or_fail
+        with pytest.raises(MemoryError if fails else (GroupFailed, RankFailed)):
+            work = group.all_reduce(np.ones(3), async_op=how == "asynchronous")
+            if how == "asynchronous":
+                work.wait()
+        assert group.state == ("failed" if fails else group.state)
+
+    ranks(body, timeout=60.0)

@@ -47,6 +47,24 @@ DEATHS = {
             time.sleep(60)
         g.all_reduce(x, async_op=True).wait()
     """,
+    "a receive": """
+        if last:
+            signal_me("KILL", delay)
+            time.sleep(60)
+        g.recv(src=g.size - 1)
+    """,
+    "a receive from anybody": """
+        if last:
+            signal_me("KILL", delay)
+            time.sleep(60)
+        g.recv() if g.size == 2 else g.recv(src=g.size - 1, async_op=True).wait()
+    """,
+    "a large send": """
+        if last:
+            signal_me("KILL", delay)
+            time.sleep(60)
+        g.send(np.ones(1_000_000), dst=g.size - 1)
+    """,
 }
 #: What survivors do when they have seen it.
 ENDS = {"raise": "raise", "sys.exit(0)": "sys.exit(0)", "shutdown": "hp.shutdown()"}
@@ -90,6 +108,9 @@ except HpcparError as error:
         ("a subgroup", 3, "sys.exit(0)"),
         ("the making of a subgroup", 3, "sys.exit(0)"),
         ("an asynchronous wait", 3, "sys.exit(0)"),
+        ("a receive", 3, "sys.exit(0)"),
+        ("a receive from anybody", 2, "raise"),
+        ("a large send", 2, "sys.exit(0)"),
     ],
 )
 def test_a_killed_rank_is_named_by_the_others(node_job, what, n, end):

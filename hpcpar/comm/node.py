@@ -34,6 +34,7 @@ __all__ = ["NodeBackend", "NodePlace"]
 _CHUNK = 512 * 1024  # long enough that ranks seldom wait for each other
 _SPINS = 30_000  # looks before a wait sleeps: some 300 us, more than it takes to wake a sleeper
 _FOREVER = 1 << 62
+_DIGEST = 16  # bytes that a header begins with, over what must agree
 _LOOK = 0.05  # seconds between two looks at whether a message's other end is alive
 _VERBS = {
     name: code
@@ -270,12 +271,21 @@ class NodeBackend(Backend):
                 self._rest.start(op)
             return
         if op.verb == "exchange" and op.lane == 0:
-            op.result = self._teams[0].take_headers()  # of a call that left the hot path
+            op.result = self._left_headers(op)
             if op.result is not None:
                 op.state = None
                 return
         op.state = self._call(op)
         self._end(op, op.state.start(op.send, op.recv))
+
+    def _left_headers(self, op: Operation) -> list[bytes] | None:
+        """Return what all ranks said of the call on the hot path that `op` goes on with, if any."""
+        headers = self._teams[0].take_headers()
+        assert op.send is not None
+        if headers is not None and headers[self.rank][:_DIGEST] != op.send[:_DIGEST].tobytes():
+            # That call was given up before it came here; the others are in the middle of it.
+            raise GroupFailed("ranks are out of step: this one has left the call before.")
+        return headers
 
     def test(self, op: Operation) -> bool:
         """Move `op` on."""

@@ -399,4 +399,5 @@ class Runner:
 
 def _breaks_off(error: BaseException) -> bool:
     """Whether a collective ended in the middle: by Ctrl-C, say, or because it never would."""
-    return isinstance(error, CrossedGroupsError) or not isinstance(error, HpcparError)
+    own = isinstance(error, (CrossedGroupsError, GroupFailed))
+    return own or not isinstance(error, HpcparError)

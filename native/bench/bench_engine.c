@@ -8,13 +8,15 @@
 #include "bench.h"
 #include "hp_node.h"
 
-enum { RANKS = 8, SPINS = 20000 };
+enum { RANKS = 8, SPINS = 20000, PAIRS = 41, CALLS = 25000 };
 
 struct job {
     struct hp_node node;
     struct hp_team team;
     struct hp_request request;
     float send[16384], recv[16384];
+    struct hp_recorder *recorder;
+    uint8_t header[HP_POST_HEADER];
 };
 
 static void *new_window(int rank)
@@ -61,8 +63,24 @@ static void ring(void *arg)
     hp_team_ring(&((struct job *)arg)->team);
 }
 
-/* The other process does the same until it is stopped. */
-static void bench_all_reduce(void *const *windows, struct job *job, size_t nbytes)
+/* The same as the hot path does it: recorded, and with a header that says what is meant. */
+static void watched_all_reduce(void *arg)
+{
+    struct job *const job = arg;
+    const struct hp_operation operation = {.verb = 2, .dtype = 12, .count = 1, .itemsize = 4};
+    const struct hp_total traffic = {.sent = 4, .received = 4, .messages = 1};
+    const int64_t ticket = hp_recorder_begin(job->recorder, &operation);
+    const uint64_t seq = hp_recorder_group(job->recorder, 0)->seq - 1;
+    memcpy(job->header + HP_HEADER_SEQ, &seq, sizeof seq);
+    job->request.header = job->header;
+    all_reduce(job);
+    job->request.header = NULL;
+    hp_recorder_sent(job->recorder, ticket, &traffic);
+    hp_recorder_end(job->recorder, ticket, 0);
+}
+
+/* Begin a group of two processes; the other one's id, 0 in itself. */
+static pid_t part(void *const *windows, struct job *job, size_t nbytes)
 {
     const pid_t child = fork();
     join(job, windows, 2, child == 0);
@@ -71,9 +89,11 @@ static void bench_all_reduce(void *const *windows, struct job *job, size_t nbyte
     while (hp_node_find(&job->node, child != 0, nbytes) < 0)
         continue;
     job->request.nbytes = nbytes;
-    while (child == 0)
-        all_reduce(job);
-    report("all_reduce, 2 processes", nbytes, time_ns(all_reduce, job), 0);
+    return child;
+}
+
+static void end(void *const *windows, pid_t child)
+{
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
     for (int r = 0; r < 2; r++) { /* what the stopped one leaves behind */
@@ -81,6 +101,47 @@ static void bench_all_reduce(void *const *windows, struct job *job, size_t nbyte
         window->keys[0] = 0;
         window->bells[0].sleepers = 0;
     }
+}
+
+/* The other process does the same until it is stopped. */
+static void bench_all_reduce(void *const *windows, struct job *job, size_t nbytes)
+{
+    const pid_t child = part(windows, job, nbytes);
+    while (child == 0)
+        all_reduce(job);
+    report("all_reduce, 2 processes", nbytes, time_ns(all_reduce, job), 0);
+    end(windows, child);
+}
+
+static double round_ns(void (*body)(void *), struct job *job)
+{
+    const double start = now_ns();
+    for (int i = 0; i < CALLS; i++)
+        body(job);
+    return (now_ns() - start) / CALLS;
+}
+
+/* What record and fingerprint cost: both ways by turns, a million calls each. */
+static void bench_watching(void *const *windows, struct job *job)
+{
+    const size_t nbytes = hp_recorder_bytes(1024);
+    double plain[PAIRS], watched[PAIRS];
+    const pid_t child = part(windows, job, sizeof(float));
+    job->recorder = filled(nbytes);
+    hp_recorder_init(job->recorder, 1024);
+    hp_recorder_add_group(job->recorder, "world", 0, 2);
+    for (int i = 0; i < PAIRS; i++) {
+        plain[i] = round_ns(all_reduce, job);
+        watched[i] = round_ns(watched_all_reduce, job);
+    }
+    if (child == 0)
+        exit(0);
+    qsort(plain, PAIRS, sizeof plain[0], by_value);
+    qsort(watched, PAIRS, sizeof watched[0], by_value);
+    report("the same, watched", sizeof(float), watched[PAIRS / 2], 0);
+    report("record and fingerprint", sizeof(float), watched[PAIRS / 2] - plain[PAIRS / 2], 0);
+    free(job->recorder);
+    end(windows, child);
 }
 
 int main(void)
@@ -92,6 +153,7 @@ int main(void)
         windows[r] = new_window(r);
     for (size_t z = 0; z < sizeof sizes / sizeof sizes[0]; z++)
         bench_all_reduce(windows, job, sizes[z]);
+    bench_watching(windows, job);
     for (int size = 2; size <= RANKS; size *= 2) {
         join(job, windows, size, 0);
         report("look at sleepers", (size_t)size, time_ns(ring, job), 0);

@@ -193,8 +193,9 @@ class Node:
         My place.
     fd : int
         My window's descriptor, in which memory is reserved; -1: all of it is there.
-    sockets : tuple of int
-        A socket to each rank whose hang-up is its death; may be shorter, or hold -1.
+    ties : tuple of int
+        A socket to each rank whose hang-up is its death, or a file that it holds locked while it
+        lives; may be shorter, or hold -1.
     spins, chunk : int
         Looks before a wait sleeps; bytes of a chunk, equal on all ranks.
     """
@@ -204,7 +205,7 @@ class Node:
         windows: tuple[_Array, ...],
         index: int,
         fd: int,
-        sockets: tuple[int, ...],
+        ties: tuple[int, ...],
         spins: int,
         chunk: int,
     ) -> Node: ...

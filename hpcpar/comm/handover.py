@@ -55,9 +55,10 @@ class NodeWindows:
         self.how, self.why = way.name if way else "none", why
         self._windows = way.windows if way else {}
         self._sockets = way.sockets if way else {}
+        self._locks = way.locks if way else {}
         self.pid = os.getpid()
-        # A forked child holds the sockets open, which would hide the death of its parent.
-        os.register_at_fork(after_in_child=partial(_drop_sockets, weakref.ref(self)))
+        # A forked child holds sockets and locks, which would hide the death of its parent.
+        os.register_at_fork(after_in_child=partial(_drop_ties, weakref.ref(self)))
 
     @property
     def buffers(self) -> tuple[mmap, ...]:
@@ -73,9 +74,10 @@ class NodeWindows:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Return one socket per member, -1 for myself: its hang-up is the member's death. Local.
+        """Return what tells of each member's death, -1 for myself. Local.
 
-        Empty where windows were not handed over through sockets.
+        A socket that hangs up, or a file whose lock comes free, as windows were handed over.
+        Empty without windows.
 
         Raises
         ------
@@ -83,10 +85,10 @@ class NodeWindows:
             This process was forked from the one that made the windows.
         """
         self._check_process()
-        if not self._sockets:
+        ties = {**self._locks, **{i: sock.fileno() for i, sock in self._sockets.items()}}
+        if not self._windows:
             return ()
-        indices = range(len(self.ranks))
-        return tuple(-1 if i == self.index else self._sockets[i].fileno() for i in indices)
+        return tuple(-1 if i == self.index else ties[i] for i in range(len(self.ranks)))
 
     def fileno(self) -> int:
         """Return the descriptor of my own window; -1 without windows. Local."""
@@ -116,14 +118,18 @@ class NodeWindows:
         """
         for sock in self._sockets.values():
             hang_up(sock)
+        for fd in self._locks.values():
+            os.close(fd)
         for window in self._windows.values():
             window.close()
-        self._sockets, self._windows = {}, {}
+        self._sockets, self._locks, self._windows = {}, {}, {}
 
-    def _drop_sockets(self) -> None:
+    def _drop_ties(self) -> None:
         for sock in self._sockets.values():
             sock.close()
-        self._sockets = {}
+        for fd in self._locks.values():
+            os.close(fd)
+        self._sockets, self._locks = {}, {}
 
     def _check_process(self) -> None:
         if os.getpid() != self.pid:
@@ -360,8 +366,8 @@ def _report(windows: NodeWindows, host: str) -> None:
         _log.warning("%s share no memory%s and go through MPI, which is slower", who, why)
 
 
-def _drop_sockets(ref: weakref.ref[NodeWindows]) -> None:
+def _drop_ties(ref: weakref.ref[NodeWindows]) -> None:
     """Close the child's copies, without hanging up for the parent."""
     windows = ref()
     if windows is not None:
-        windows._drop_sockets()
+        windows._drop_ties()

@@ -7,6 +7,7 @@ it returned, so a step finds what the other ranks' last one gave.
 from __future__ import annotations
 
 import array
+import fcntl
 import os
 import secrets
 import socket
@@ -71,6 +72,8 @@ class Way(ABC):
         What I have mapped, by place on the node, mine included.
     sockets : dict of int to socket
         My connections, by place on the node.
+    locks : dict of int to int
+        Descriptors of files that members, me too, hold locked while they live, by place.
     """
 
     name: str
@@ -79,6 +82,7 @@ class Way(ABC):
         self.place = place
         self.windows: dict[int, Window] = {}
         self.sockets: dict[int, socket.socket] = {}
+        self.locks: dict[int, int] = {}
 
     @abstractmethod
     def steps(self) -> tuple[Step, ...]:
@@ -93,9 +97,11 @@ class Way(ABC):
         self.settle()
         for sock in self.sockets.values():
             hang_up(sock)
+        for fd in self.locks.values():
+            os.close(fd)
         for window in self.windows.values():
             window.close()
-        self.sockets, self.windows = {}, {}
+        self.sockets, self.locks, self.windows = {}, {}, {}
 
     def make_mine(self, fd: int) -> None:
         """Make an empty file my window."""
@@ -297,6 +303,9 @@ class SocketWay(Way):
 class FileWay(Way):
     """Windows as files, which lose their names as soon as all ranks have opened them.
 
+    Each rank holds its file locked. The kernel lets go of the lock when the process ends, however
+    it ends, and peers see it, whatever namespaces they are in.
+
     Parameters
     ----------
     place : Place
@@ -330,7 +339,7 @@ class FileWay(Way):
                 self._make_in(folder)
             except OSError as error:
                 problems.append(f"{folder}: {error.strerror}")
-                self.settle()
+                self.close()
             else:
                 return self._path
         raise BackendUnavailable(f"no directory takes a window ({'; '.join(problems)})")
@@ -341,11 +350,15 @@ class FileWay(Way):
         fd = os.open(path, flags, 0o600)
         self._path = path
         self.make_mine(fd)
+        # Opened anew: the mapping keeps a copy of `fd`, also in forked children.
+        self.locks[self.place.index] = lock = _open_mine(path)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _open(self, paths: Sequence[str]) -> str:
         for index, path in enumerate(paths):
             if index != self.place.index:
-                self.map_peer(index, _open_mine(path))
+                self.locks[index] = fd = _open_mine(path)
+                self.map_peer(index, os.dup(fd))
         return ""
 
 

@@ -1,6 +1,8 @@
 /* Node and Team: the node engine's windows, and a group on them, for Python. */
 #include <errno.h>
 #include <poll.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 
 #include "node.h"
 
@@ -22,14 +24,25 @@ static int map_windows(PyObject *windows, void **where, uint64_t *length)
     return 0;
 }
 
+static void read_ties(Node *self, PyObject *ties)
+{
+    struct stat about;
+    for (int i = 0; i < self->core.size; i++) {
+        const bool given = i < PyTuple_Size(ties);
+        self->ties[i] = given ? (int)PyLong_AsLong(PyTuple_GetItem(ties, i)) : -1;
+        if (self->ties[i] >= 0 && fstat(self->ties[i], &about) == 0)
+            self->are_locks = S_ISREG(about.st_mode);
+    }
+}
+
 static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"windows", "index", "fd", "sockets", "spins", "chunk", NULL};
-    PyObject *windows, *sockets;
+    static char *names[] = {"windows", "index", "fd", "ties", "spins", "chunk", NULL};
+    PyObject *windows, *ties;
     int index, fd;
     unsigned int spins, chunk;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iiO!II:Node", names, &PyTuple_Type, &windows,
-                                     &index, &fd, &PyTuple_Type, &sockets, &spins, &chunk))
+                                     &index, &fd, &PyTuple_Type, &ties, &spins, &chunk))
         return NULL;
     Node *const self = (Node *)PyType_GenericAlloc(type, 0);
     void *where[HP_MAX_LOCAL];
@@ -52,10 +65,7 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->core.fd = fd;
     self->core.spins = spins;
     self->core.chunk = chunk;
-    for (int i = 0; i < self->core.size; i++)
-        self->sockets[i] = i < PyTuple_Size(sockets)
-                               ? (int)PyLong_AsLong(PyTuple_GetItem(sockets, i))
-                               : -1;
+    read_ties(self, ties);
     return (PyObject *)self;
 }
 
@@ -131,13 +141,18 @@ static PyObject *leave(PyObject *self, PyObject *failed)
     return Py_NewRef(Py_None);
 }
 
-/* Whether the other end of a peer's socket is gone. */
-bool hp_py_is_hung_up(const Node *node, int peer)
+/* The kernel hangs up for a process that is gone, and lets go of its locks. */
+bool hp_py_is_gone(const Node *node, int peer)
 {
-    struct pollfd look = {.fd = node->sockets[peer], .events = POLLIN};
-    if (look.fd < 0 || poll(&look, 1, 0) <= 0)
+    struct pollfd look = {.fd = node->ties[peer], .events = POLLIN};
+    if (look.fd < 0)
         return false;
-    return look.revents & (POLLHUP | POLLERR | POLLIN);
+    if (!node->are_locks)
+        return poll(&look, 1, 0) > 0 && (look.revents & (POLLHUP | POLLERR | POLLIN));
+    if (flock(look.fd, LOCK_SH | LOCK_NB) < 0)
+        return false;
+    flock(look.fd, LOCK_UN);
+    return true;
 }
 
 static PyObject *is_dead(PyObject *self, PyObject *peer)
@@ -145,7 +160,7 @@ static PyObject *is_dead(PyObject *self, PyObject *peer)
     const long index = PyLong_AsLong(peer);
     if (PyErr_Occurred())
         return NULL;
-    return PyBool_FromLong(hp_py_is_hung_up((Node *)self, (int)index));
+    return PyBool_FromLong(hp_py_is_gone((Node *)self, (int)index));
 }
 
 static PyObject *has_left(PyObject *self, PyObject *peer)
@@ -210,7 +225,7 @@ static PyMethodDef node_methods[] = {
 };
 
 static PyType_Slot node_slots[] = {
-    {Py_tp_doc, "Node(windows, index, fd, sockets, spins, chunk)\n--\n\nMy node's windows."},
+    {Py_tp_doc, "Node(windows, index, fd, ties, spins, chunk)\n--\n\nMy node's windows."},
     {Py_tp_new, node_new},
     {Py_tp_dealloc, node_dealloc},
     {Py_tp_methods, node_methods},

@@ -9,7 +9,8 @@ typedef struct {
     PyObject_HEAD
     struct hp_node core;
     PyObject *windows; /* tuple of arrays that keep the windows mapped */
-    int sockets[HP_MAX_LOCAL];
+    int ties[HP_MAX_LOCAL];    /* sockets that hang up, or files that a rank holds locked; or -1 */
+    bool are_locks;
 } Node;
 
 typedef struct {
@@ -20,7 +21,7 @@ typedef struct {
     struct hp_team core;
 } Team;
 
-/* Whether the other end of a peer's socket is gone. */
-bool hp_py_is_hung_up(const Node *node, int peer);
+/* Whether a peer's process is gone. */
+bool hp_py_is_gone(const Node *node, int peer);
 
 #endif

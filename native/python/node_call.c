@@ -170,10 +170,10 @@ static int find_lost(NodeCall *self)
     const Node *const node = (Node *)((Team *)self->team)->node;
     const int first = self->core.blocked_on;
     self->looked = hp_now();
-    if (first >= 0 && hp_py_is_hung_up(node, team->members[first]))
+    if (first >= 0 && hp_py_is_gone(node, team->members[first]))
         return first;
     for (int r = 0; r < team->size; r++)
-        if (r != team->rank && hp_py_is_hung_up(node, team->members[r]) &&
+        if (r != team->rank && hp_py_is_gone(node, team->members[r]) &&
             !hp_node_has_left(&node->core, team->members[r]))
             return r;
     return -1;

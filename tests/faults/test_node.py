@@ -75,7 +75,7 @@ def indented(code, depth):
     return "\n".join(" " * depth + line for line in lines)
 
 
-def die(node_job, what, n, end, delay):
+def die(node_job, what, n, end, delay, **env):
     """Run a job whose last rank is killed; return seconds until the others knew."""
     body = f"""
 g, delay = group, {delay}
@@ -86,7 +86,7 @@ except HpcparError as error:
     say("seen", error)
     {ENDS[end]}
 """
-    done = node_job(body, n)
+    done = node_job(body, n, **env)
     assert done.code not in (0, None), done
     seen = done.said("seen")
     assert [note.rank for note in sorted(seen, key=lambda s: s.rank)] == list(range(n - 1)), done
@@ -115,6 +115,11 @@ except HpcparError as error:
 )
 def test_a_killed_rank_is_named_by_the_others(node_job, what, n, end):
     assert die(node_job, what, n, end, random.uniform(0.0, 0.3)) < GENEROUS
+
+
+def test_a_death_is_seen_where_windows_went_by_files(node_job):
+    what = "a loop of small arrays"
+    assert die(node_job, what, 3, "sys.exit(0)", 0.1, HPCPAR_SHM="file") < GENEROUS
 
 
 @pytest.mark.slow

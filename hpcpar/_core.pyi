@@ -1,12 +1,15 @@
 """Types of the compiled core; see native/include/hpcpar.h for its C side."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Literal, final
+from mmap import mmap
+from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 _Array = NDArray[Any]
+#: Whatever has the buffer protocol, which Python names from 3.12 on.
+Buffer: TypeAlias = bytes | bytearray | memoryview | mmap | _Array
 _After = Callable[[_Array], object]
 _Way = tuple[Any, ...]
 _Record = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
@@ -86,7 +89,8 @@ def node_sizes() -> dict[str, int]:
     """Return what the node engine takes of a window, in bytes, and its limits.
 
     head (once), control (per group), slots (per group and lane, with the first call that needs
-    them), length (the least of a window); ranks on a node, groups, lanes.
+    them), length (the least of a window); record and areas, between which the flight record lies;
+    ranks on a node, groups, lanes.
     """
 
 @final
@@ -131,9 +135,20 @@ class Recorder:
     ----------
     capacity : int
         Records held; a power of two.
+    memory : buffer, optional
+        Zeroed, writable, on a cache line, with room for all groups; a `RecordReader` may read it.
+        None: memory of its own.
+    reserve : callable, optional
+        Called with the number of bytes from the begin of `memory` that are going to be used; an
+        exception of it passes, and nothing is written.
     """
 
-    def __new__(cls, capacity: int = 1024) -> Recorder: ...
+    def __new__(
+        cls,
+        capacity: int = 1024,
+        memory: Buffer | None = None,
+        reserve: Callable[[int], object] | None = None,
+    ) -> Recorder: ...
     def add_group(self, name: str, rank: int, size: int, /) -> int:
         """Return a slot for a group (4,096 at most; names are cut at 47 bytes)."""
     def begin(
@@ -152,6 +167,38 @@ class Recorder:
         (slot, seq, verb, dtype, count, itemsize, peer, start_ns, end_ns or 0, status, sent,
         received, messages)
         """
+    def groups(self) -> list[tuple[str, int, int, int]]:
+        """Return (name, rank, size, sequence number of the next operation) by slot."""
+    def totals(self) -> list[tuple[int, int, int, int, int, int]]:
+        """Return (slot, verb, ops, sent, received, messages) per group and verb."""
+    def oldest_open(self) -> _Record | None:
+        """Return the open record with the earliest start."""
+
+@final
+class RecordReader:
+    """Reads a flight record that another rank writes meanwhile, or that holds anything.
+
+    Records are whole; one that is just being rewritten is left out. Slots are of groups that
+    `groups` knows afterwards; verbs and dtypes may be numbers that nobody has named.
+
+    Parameters
+    ----------
+    buffer : buffer
+        Holds the `memory` of a `Recorder`.
+
+    Raises
+    ------
+    ValueError
+        It is too short, or holds no record of this version.
+    """
+
+    def __new__(cls, buffer: Buffer) -> RecordReader: ...
+    def seq(self, slot: int, /) -> int:
+        """Return the sequence number of the group's next operation."""
+    def last(self, n: int, /) -> list[_Record]:
+        """Return the newest ``n`` records, as `Recorder.last` does."""
+    def groups(self) -> list[tuple[str, int, int, int]]:
+        """Return (name, rank, size, sequence number of the next operation) by slot."""
     def totals(self) -> list[tuple[int, int, int, int, int, int]]:
         """Return (slot, verb, ops, sent, received, messages) per group and verb."""
     def oldest_open(self) -> _Record | None:

@@ -229,6 +229,10 @@ class Backend(ABC):
         """Whether whoever moves `op` on rings the bell that `Progress` sleeps on."""
         return False
 
+    def last_of(self, rank: int) -> str | None:
+        """Return what another rank did last, in words; None where its record cannot be read."""
+        return None
+
     def has_lost(self) -> bool:
         """Whether a rank is known to have died."""
         return False

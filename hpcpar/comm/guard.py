@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, NoReturn
@@ -24,6 +24,7 @@ from typing import NamedTuple, NoReturn
 from ..errors import GroupFailed, RankFailed
 from .channel import Channel
 from .roll import Departure, Failure, Kind, Pace, Roll
+from .where import last_lines
 
 __all__ = ["Guard", "Waiting", "Watched"]
 
@@ -78,6 +79,8 @@ class Watched:
         Returns the last operations as text, one a line, for the report.
     lost : callable
         Returns whether a rank is known to have died.
+    last_of : callable
+        Returns what another rank of the job did last, or None if its record cannot be read.
     """
 
     oldest_open: Callable[[], Waiting | None]
@@ -85,6 +88,7 @@ class Watched:
     done: Callable[[], Mapping[str, int]]
     last: Callable[[], str]
     lost: Callable[[], bool] = lambda: False
+    last_of: Callable[[int], str | None] = lambda rank: None
 
 
 class Guard:
@@ -247,11 +251,13 @@ class Guard:
                 f"RankFailed: {waiting.text}: {names} {verb} left, and this rank waits",
                 f" since {waiting.seconds:.1f} s. All ranks of a group must make the same calls "
                 "before they leave.",
+                gone,
             )
 
-    def _end(self, kind: Kind, summary: str, more: str) -> None:
-        report = f"{summary}{more}\nlast operations of this rank:\n{self._watched.last()}"
-        self._roll.fail(Failure(kind, 1, summary, report))
+    def _end(self, kind: Kind, summary: str, more: str, gone: Sequence[int] = ()) -> None:
+        others = "".join(f"{line}\n" for line in last_lines(gone, self._watched.last_of))
+        own = f"last operations of this rank:\n{self._watched.last()}"
+        self._roll.fail(Failure(kind, 1, summary, f"{summary}{more}\n{others}{own}"))
 
 
 def _exit_now(code: int) -> NoReturn:

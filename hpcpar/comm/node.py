@@ -20,8 +20,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .._arrays import dtype_code
-from .._core import Node, NodeCall, Team
-from ..errors import CollectiveTimeout, GroupFailed, RankFailed, UnsupportedError
+from .._core import Node, NodeCall, Recorder, RecordReader, Team, node_sizes
+from ..errors import (
+    CollectiveTimeout,
+    GroupFailed,
+    HpcparError,
+    RankFailed,
+    UnsupportedError,
+)
+from . import record, where
 from .agree import HEADER_NBYTES, Header, describe_call, disagreement
 from .backend import Agreement, Backend, CrossedGroupsError, Direct, Operation
 from .reductions import OPS
@@ -36,6 +43,7 @@ _SPINS = 30_000  # looks before a wait sleeps: some 300 us, more than it takes t
 _FOREVER = 1 << 62
 _DIGEST = 16  # bytes that a header begins with, over what must agree
 _LOOK = 0.05  # seconds between two looks at whether a message's other end is alive
+_RECORD = slice(node_sizes()["record"], node_sizes()["areas"])  # of a window
 _VERBS = {
     name: code
     for code, name in enumerate(
@@ -70,6 +78,8 @@ class NodePlace:
     Attributes
     ----------
     core : Node
+    recorder : Recorder
+        In my window, where the node's other ranks and `hpcpar inspect` read it.
     """
 
     def __init__(self, windows: NodeWindows, cores: int) -> None:
@@ -77,6 +87,8 @@ class NodePlace:
         spins = _SPINS if len(arrays) <= cores else 0
         fd = windows.fileno()
         self.core = Node(arrays, windows.index, fd, windows.fds, spins, _CHUNK)
+        self.recorder = _make_recorder(windows)
+        self._records = tuple(a[_RECORD] for a in arrays)
         # Also at the end of the process, for programs that do not call shutdown().
         self._let_go = weakref.finalize(self, _part, self.core, windows)
         self._index = {rank: i for i, rank in enumerate(windows.ranks)}
@@ -84,6 +96,14 @@ class NodePlace:
         self._made: dict[tuple[int, ...], int] = {}
         self._open: dict[int, tuple[int, ...]] = {}
         self._closed: list[tuple[int, int, tuple[tuple[int, int], ...]]] = []
+
+    def last_of(self, place: int) -> str | None:
+        """Return what the rank at a place did last, also when it has died; None: nothing yet."""
+        try:
+            reader = RecordReader(self._records[place])
+        except ValueError:
+            return None
+        return record.describe_newest(reader, time.monotonic_ns())
 
     def members(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return the places of global ranks on the node."""
@@ -119,12 +139,18 @@ class NodePlace:
         pause = 0.0
         while (area := self.core.find(place, key)) is None:
             if self.core.is_dead(place):
-                raise RankFailed(f"subgroup: rank {rank} of the group to be made has died.")
+                text = f"subgroup: rank {rank} of the group to be made has died."
+                raise self._with_last(RankFailed(text), rank, place)
             if deadline is not None and time.monotonic() > deadline:
-                raise CollectiveTimeout(f"subgroup: missing: [{rank}].")
+                text = f"subgroup: missing: [{rank}]."
+                raise self._with_last(CollectiveTimeout(text), rank, place)
             time.sleep(pause)
             pause = min(pause + 1e-5, 1e-3)
         return area
+
+    def _with_last(self, error: HpcparError, rank: int, place: int) -> HpcparError:
+        where.add_last(error, (rank,), lambda _: self.last_of(place))
+        return error
 
     def retire(self, key: int, members: tuple[int, ...], areas: tuple[int, ...], mine: int) -> None:
         """Let go of a group's area; it is used again when every member has let go."""
@@ -167,6 +193,12 @@ class NodePlace:
         """Leave in order, and hang up. Local; a second call does nothing."""
         self.has_lost()  # it cannot be seen later
         self._let_go()
+
+
+def _make_recorder(windows: NodeWindows) -> Recorder:
+    """Return a record in my window; a group takes memory for its part when it is made."""
+    memory = memoryview(windows.buffers[windows.index])[_RECORD]
+    return Recorder(memory=memory, reserve=lambda nbytes: windows.grow(_RECORD.start + nbytes))
 
 
 def _part(core: Node, windows: NodeWindows) -> None:
@@ -251,6 +283,10 @@ class NodeBackend(Backend):
     def has_lost(self) -> bool:
         """Whether a rank of the node has died."""
         return self._place.has_lost()
+
+    def last_of(self, rank: int) -> str | None:
+        """Return what another rank did last, in words."""
+        return self._place.last_of(self._members[rank])
 
     def abort(self, reason: BaseException) -> None:
         """Wake who waits here, then end the job as what carries messages does."""
@@ -431,6 +467,12 @@ class NodeBackend(Backend):
 
     def error(self, code: int, rank: int) -> BaseException:
         """Return the exception for what the core says of the rank that it waited for."""
+        error = self._plain_error(code, rank)
+        if isinstance(error, RankFailed | CollectiveTimeout):
+            where.add_last(error, (rank,), self.last_of)
+        return error
+
+    def _plain_error(self, code: int, rank: int) -> BaseException:
         if code == errno.EPIPE:
             return RankFailed(f"rank {rank} has left or died, and is missing here.")
         if code == errno.ECANCELED:

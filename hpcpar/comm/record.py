@@ -10,10 +10,21 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .._arrays import DTYPE_NAMES
+from .._core import Recorder, RecordReader
 from .backend import Operation
 from .sizes import uneven
 
-__all__ = ["VERBS", "Entry", "Traffic", "describe_records", "traffic", "traffic_of", "verb_code"]
+__all__ = [
+    "VERBS",
+    "Entry",
+    "Traffic",
+    "describe_newest",
+    "describe_record",
+    "describe_records",
+    "traffic",
+    "traffic_of",
+    "verb_code",
+]
 
 #: Verbs by record code; the order is part of the record's format.
 VERBS = (
@@ -132,18 +143,42 @@ def describe_records(entries: Sequence[Sequence[int]], names: Sequence[str]) -> 
     >>> print(describe_records([(0, 17, 2, 12, 4096, 4, -1, 0, 42_000, 0, 0, 0, 0)], ["tp"]))
       tp #17 all_reduce float32[4096] 16.0 KiB done 42 us
     """
-    return "\n".join(f"  {_line(Entry(*entry), names)}" for entry in entries)
+    return "\n".join(f"  {describe_record(Entry(*entry), names)}" for entry in entries)
 
 
-def _line(entry: Entry, names: Sequence[str]) -> str:
-    what = f"{names[entry.slot]} #{entry.seq} {VERBS[entry.verb]}"
+def describe_newest(record: Recorder | RecordReader, now_ns: int) -> str:
+    """Return the newest operation of a record in words, and when that was. Local.
+
+    Parameters
+    ----------
+    record : Recorder or RecordReader
+    now_ns : int
+        Of ``time.monotonic_ns()``, which all processes of a machine share.
+    """
+    newest = record.last(2)  # it may have died while it wrote the newest
+    if not newest:
+        return "no operation"
+    entry = Entry(*newest[-1])
+    words = describe_record(entry, [name for name, *_ in record.groups()])
+    if entry.end_ns:
+        return f"{words} ({(now_ns - entry.end_ns) / 1e9:.1f} s ago)"
+    return f"{words}, begun {(now_ns - entry.start_ns) / 1e9:.1f} s ago"
+
+
+def describe_record(entry: Entry, names: Sequence[str]) -> str:
+    """Return one record as a line; whoever wrote it may know verbs that we do not."""
+    what = f"{names[entry.slot]} #{entry.seq} {_name(VERBS, entry.verb)}"
     if entry.elements or entry.dtype:
         kib = entry.elements * entry.itemsize / 1024
-        what += f" {DTYPE_NAMES[entry.dtype]}[{entry.elements}] {kib:.1f} KiB"
+        what += f" {_name(DTYPE_NAMES, entry.dtype)}[{entry.elements}] {kib:.1f} KiB"
     if not entry.end_ns:
         return f"{what} not done"
     state = "done" if entry.status == 0 else "failed"
     return f"{what} {state} {(entry.end_ns - entry.start_ns) / 1000:.0f} us"
+
+
+def _name(names: Sequence[str], code: int) -> str:
+    return names[code] if code < len(names) else f"({code})"
 
 
 def traffic_of(op: Operation, rank: int, size: int) -> Traffic:

@@ -50,9 +50,14 @@ class Home:
     """
 
     def __init__(
-        self, progress: Progress, settings: Settings, memory: Memory, hosts: Sequence[str]
+        self,
+        progress: Progress,
+        settings: Settings,
+        memory: Memory,
+        hosts: Sequence[str],
+        recorder: Recorder | None = None,
     ) -> None:
-        self.recorder = Recorder()
+        self.recorder = Recorder() if recorder is None else recorder
         self.locks = ArrayLocks()
         self.progress = progress
         self.settings = settings
@@ -278,6 +283,7 @@ class Runner:
         missing = self.backend.missing(late[0])
         who = "which ranks are missing is unknown" if missing is None else f"missing: {missing}"
         error = CollectiveTimeout(f"{request.verb}: not done at the deadline, {who}.")
+        where.add_last(error, missing or (), self.backend.last_of)
         self._abandon(request, late, error)
         return error
 

@@ -31,7 +31,11 @@ class _Watch:
     def watched(self) -> Watched:
         """Return what the guard asks."""
         last = self._home.last_operations
-        return Watched(self.oldest_open, self.begun, self.done, last, self.lost)
+        return Watched(self.oldest_open, self.begun, self.done, last, self.lost, self.last_of)
+
+    def last_of(self, rank: int) -> str | None:
+        """Return what another rank did last, where its record can be read."""
+        return None if self._runner is None else self._runner.backend.last_of(rank)
 
     def lost(self) -> bool:
         """Return whether a rank is known to have died."""

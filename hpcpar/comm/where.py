@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ..errors import (
@@ -16,12 +16,14 @@ from ..errors import (
     RankFailed,
 )
 
-__all__ = ["call_site", "located", "place"]
+__all__ = ["add_last", "call_site", "last_lines", "located", "place"]
 
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _SENTENCE = re.compile(r"\.(?=\s+[A-Z])|\.$")
 #: Errors in whose story earlier operations have a part.
 _WITH_HISTORY = (CollectiveTimeout, GroupFailed, MismatchError, RankFailed)
+_HISTORY = "last operations of this rank:"
+_MOST_TOLD = 4
 
 
 def place(error: HpcparError, here: str, history: str = "") -> None:
@@ -30,8 +32,27 @@ def place(error: HpcparError, here: str, history: str = "") -> None:
     if "[rank " not in message:
         text, found = _SENTENCE.subn(f" {here}.", message, count=1)
         error.args = (text if found else f"{message} {here}",)
-    if history and isinstance(error, _WITH_HISTORY) and not hasattr(error, "__notes__"):
-        error.add_note(f"last operations of this rank:\n{history}")
+    if history and isinstance(error, _WITH_HISTORY) and not _has_history(error):
+        error.add_note(f"{_HISTORY}\n{history}")
+
+
+def _has_history(error: HpcparError) -> bool:
+    return any(note.startswith(_HISTORY) for note in getattr(error, "__notes__", ()))
+
+
+def add_last(
+    error: HpcparError, ranks: Sequence[int], last_of: Callable[[int], str | None]
+) -> None:
+    """Add a note on what the ranks that an error names did last, where that can be known."""
+    lines = last_lines(ranks, last_of)
+    if lines:
+        error.add_note("\n".join(lines))
+
+
+def last_lines(ranks: Sequence[int], last_of: Callable[[int], str | None]) -> list[str]:
+    """Return a line for each of the first 4 of `ranks` that says what it did last."""
+    told = ((rank, last_of(rank)) for rank in ranks[:_MOST_TOLD])
+    return [f"rank {rank} last: {words}" for rank, words in told if words is not None]
 
 
 @contextmanager

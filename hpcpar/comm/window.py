@@ -15,6 +15,7 @@ import struct
 from contextlib import suppress
 from typing import NamedTuple
 
+from .._core import node_sizes
 from ..errors import BackendUnavailable
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "HEADER_BYTES",
     "LAYOUT_VERSION",
     "MAGIC",
+    "Header",
     "Identity",
     "Window",
     "create_memory",
@@ -29,15 +31,17 @@ __all__ = [
     "is_foreign",
     "longest_file",
     "mappable_bytes",
+    "read_header",
 ]
 
 MAGIC = b"hpcparW1"
-LAYOUT_VERSION = 1
-#: Bytes of a window before its heap; the owner reserves them before anybody else maps it.
-HEADER_BYTES = 4096
+LAYOUT_VERSION = 2
+#: Bytes of a window that every rank needs; the owner reserves them before anybody else maps it.
+HEADER_BYTES = node_sizes()["head"]
 DEFAULT_LENGTH = 1 << 36
 
-_HEADER = struct.Struct("<8sIi16sQ")
+_IDENTITY = struct.Struct("<8sIi16sQ")
+_HEADER = struct.Struct("<8sIi16sQQQ264xQ")  # with the owner's process and state
 _MAP_NORESERVE = 0x4000  # Python names it from 3.13 on; the value is that of x86-64 and aarch64
 _MFD_NOEXEC_SEAL = 0x8  # not known before Linux 6.3, which asks for it in the kernel's log
 _MOST_ADDRESSES = 1 << 46  # half of what a process can address on most machines
@@ -60,6 +64,36 @@ class Identity(NamedTuple):
     rank: int
     key: bytes
     length: int
+
+
+class Header(NamedTuple):
+    """What a window says of itself to who looks from outside.
+
+    Attributes
+    ----------
+    version : int
+        Of the layout; of another than ours only this and what `Identity` has can be believed.
+    rank, key, length
+        As in `Identity`.
+    pid, namespace : int
+        The owner's process number, and the inode of the PID namespace that counts so.
+    state : int
+        0: takes part; 1: has left in order; 2: has failed.
+    """
+
+    version: int
+    rank: int
+    key: bytes
+    length: int
+    pid: int
+    namespace: int
+    state: int
+
+    def is_of(self, pid: int) -> bool:
+        """Tell whether the window is the own one of a process; others have it mapped. Local."""
+        status = _read(f"/proc/{pid}/status")
+        inner = [line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:")]
+        return inner == [str(self.pid)] and self.namespace == _pid_namespace(str(pid))
 
 
 class Window:
@@ -93,7 +127,8 @@ class Window:
         os.ftruncate(fd, identity.length)
         os.posix_fallocate(fd, 0, HEADER_BYTES)
         rank, key, length = identity
-        os.pwrite(fd, _HEADER.pack(MAGIC, LAYOUT_VERSION, rank, key, length), 0)
+        owner = os.getpid(), _pid_namespace("self")
+        os.pwrite(fd, _HEADER.pack(MAGIC, LAYOUT_VERSION, rank, key, length, *owner, 0), 0)
         return cls(identity, fd, own=True)
 
     @classmethod
@@ -116,7 +151,7 @@ class Window:
             raise BackendUnavailable(
                 f"{who}: {info.st_size} bytes came, {expected.length} were agreed."
             )
-        _check_header(os.pread(fd, _HEADER.size, 0), expected, who)
+        _check_header(os.pread(fd, _IDENTITY.size, 0), expected, who)
         return cls(expected, fd, own=False)
 
     def fileno(self) -> int:
@@ -137,6 +172,8 @@ class Window:
                 f"{self.identity.length} bytes long. Use smaller buffers, or raise the limits on "
                 "address space and file size (ulimit -v, ulimit -f)."
             )
+        if nbytes <= self._reserved:
+            return
         self._check_free(nbytes)
         while self._reserved < nbytes:
             size = min(_STEP, nbytes - self._reserved)
@@ -168,6 +205,23 @@ class Window:
             self._fd = -1
         with suppress(BufferError):  # somebody holds a view; the mapping ends with it
             self.buffer.close()
+
+
+def read_header(path: str) -> Header | None:
+    """Return what the window in a file says; None if the file holds none. Local.
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        return None
+    with open(path, "rb", buffering=0) as file:
+        page = file.read(_HEADER.size)
+    if len(page) < _HEADER.size or not page.startswith(MAGIC):
+        return None
+    return Header(*_HEADER.unpack(page)[1:])
 
 
 def create_memory() -> int:
@@ -227,6 +281,14 @@ def fit_length(length: int, file: int, room: int, num_windows: int) -> int:
     return length if length <= most else 1 << most.bit_length() >> 1
 
 
+def _pid_namespace(process: str) -> int:
+    """Return the inode of a process's PID namespace; 0 where that cannot be known."""
+    try:
+        return os.stat(f"/proc/{process}/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
 def _free_memory() -> int | None:
     found = {}
     for line in _read("/proc/meminfo").splitlines():
@@ -246,7 +308,7 @@ def _read(path: str) -> str:
 
 
 def _check_header(page: bytes, expected: Identity, who: str) -> None:
-    magic, version, rank, key, length = _HEADER.unpack(page)
+    magic, version, rank, key, length = _IDENTITY.unpack(page)
     for name, value, right in (
         ("magic", magic, MAGIC),
         ("layout version", version, LAYOUT_VERSION),

@@ -182,15 +182,15 @@ def _on_mpi(settings: Settings, comm: Any) -> _World:
     own = comm.Dup()
     agreed, hosts = _agree(MpiBootstrap(own), settings)
     backend: Backend = MpiBackend(own, deterministic=settings.deterministic)
-    place, last = None, []
+    recorder, bell, last = None, None, []
     if settings.backend in ("auto", "node") and backend.size > 1:
         place = _find_node(MpiBootstrap(own), settings)
-    if place is not None:
-        backend = _on_node(place, backend, agreed)
-        last.append(place.close)
-    threaded = mpi.Query_thread() == mpi.THREAD_MULTIPLE
-    progress = Progress(threaded, None if place is None else place.core)
-    home = Home(progress, agreed, Memory(), hosts)
+        if place is not None:
+            backend = _on_node(place, backend, agreed)
+            recorder, bell = place.recorder, place.core
+            last.append(place.close)
+    progress = Progress(mpi.Query_thread() == mpi.THREAD_MULTIPLE, bell)
+    home = Home(progress, agreed, Memory(), hosts, recorder)
     group = Group(home, backend, range(backend.size), "world")
     home.groups[group.ranks] = group
     return _World(group, settings, comm, last=last)

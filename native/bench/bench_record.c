@@ -23,14 +23,15 @@ static void record(void *recorder)
 
 int main(void)
 {
-    const size_t capacity = 1024, nbytes = hp_recorder_bytes(capacity);
+    const size_t capacity = 1024, nbytes = hp_recorder_bytes(capacity, 1);
     void *const memory = filled(nbytes);
     double sink;
-    hp_recorder_init(memory, capacity);
-    hp_recorder_add_group(memory, "world", 0, 1);
+    struct hp_recorder recorder;
+    hp_recorder_init(&recorder, memory, capacity);
+    hp_recorder_add_group(&recorder, "world", 0, 1);
     report("clock", 1, time_ns(clock_only, &sink), 0);
-    report("begin + end", capacity, time_ns(record_silent, memory), 0);
-    report("begin + sent + end", capacity, time_ns(record, memory), 0);
+    report("begin + end", capacity, time_ns(record_silent, &recorder), 0);
+    report("begin + sent + end", capacity, time_ns(record, &recorder), 0);
     free(memory);
     return 0;
 }

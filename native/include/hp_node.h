@@ -11,7 +11,7 @@
 #include "hpcpar.h"
 
 #define HP_WINDOW_MAGIC "hpcparW1"
-#define HP_WINDOW_VERSION 1
+#define HP_WINDOW_VERSION 2
 #define HP_MAX_LOCAL 256 /* ranks on a node */
 #define HP_MAX_TEAMS 4096
 #define HP_LANES 2 /* blocking calls, and the communication thread's */
@@ -49,7 +49,9 @@ struct hp_window {
     int32_t rank;
     uint8_t job[16];
     uint64_t length;
-    uint8_t pad_identity[24];
+    uint64_t pid; /* of the owner, in the PID namespace with this inode */
+    uint64_t pid_namespace;
+    uint8_t pad_identity[8];
     struct hp_bell bells[HP_LANES]; /* one each: blocking calls need not wake the other thread */
     _Atomic uint64_t state; /* enum hp_state */
     uint8_t pad_state[56];
@@ -91,6 +93,7 @@ struct hp_area {
 };
 
 _Static_assert(offsetof(struct hp_window, bells) == HP_CACHE_LINE, "identity fills a line");
+_Static_assert(offsetof(struct hp_window, state) == 320, "readers know this layout");
 _Static_assert(offsetof(struct hp_window, keys) == 4096, "the first page is one page");
 _Static_assert(sizeof(struct hp_post) == 4096, "a post is a page, its head a line");
 _Static_assert(offsetof(struct hp_post, header) == HP_CACHE_LINE, "the head of a post is a line");
@@ -98,9 +101,13 @@ _Static_assert(offsetof(struct hp_lane, slots) == 16384, "slots lie on pages");
 
 enum hp_gone { HP_HERE, HP_CLOSED, HP_GAVE_UP, HP_TIMED_OUT };
 
-#define HP_RECORD_OFFSET (64u << 10) /* where a window keeps its flight record */
-#define HP_AREAS_OFFSET (2u << 20)
+/* The flight record follows what is above, so that one reservation holds what all ranks need. */
+#define HP_RECORD_OFFSET (36u << 10)
+#define HP_RECORD_CAPACITY 1024
+#define HP_AREAS_OFFSET (8u << 20)
 #define HP_WINDOW_MIN (HP_AREAS_OFFSET + sizeof(struct hp_area))
+
+_Static_assert(sizeof(struct hp_window) == HP_RECORD_OFFSET, "nothing lies between");
 
 /* One rank's view of its node. */
 struct hp_node {

@@ -137,9 +137,8 @@ void hp_philox_fill(void *out, enum hp_random kind, uint64_t seed, uint64_t stre
 #define HP_MAX_VERBS 32
 #define HP_NAME_BYTES 48
 
-/* One operation. `ticket` is 0 while the fields are being written. */
+/* One operation, as readers get it. */
 struct hp_record {
-    _Atomic uint64_t ticket;
     uint64_t seq;
     int64_t count;
     uint64_t start_ns;
@@ -150,14 +149,13 @@ struct hp_record {
     int32_t peer;
     uint32_t slot;
     uint32_t itemsize;
-    int32_t status;
+    int32_t status; /* 0 while it is open */
     uint16_t verb;
     uint16_t dtype;
-    uint8_t reserved[48];
 };
 
 struct hp_group {
-    char name[HP_NAME_BYTES];
+    char name[HP_NAME_BYTES]; /* ends with a 0 */
     int32_t rank;
     int32_t size;
     uint64_t seq; /* of the next operation */
@@ -170,10 +168,6 @@ struct hp_total {
     uint64_t messages;
 };
 
-_Static_assert(sizeof(struct hp_record) == 2 * HP_CACHE_LINE, "a record fills two lines");
-_Static_assert(offsetof(struct hp_record, reserved) == 80, "readers know this layout");
-_Static_assert(sizeof(struct hp_group) == HP_CACHE_LINE, "a group fills one line");
-
 /* What begin() is told about an operation. */
 struct hp_operation {
     uint32_t slot;
@@ -184,12 +178,23 @@ struct hp_operation {
     int32_t peer; /* -1 = none */
 };
 
-struct hp_recorder; /* lives in a zeroed, cache-line aligned buffer of the caller */
+/* A record, in whose memory one thread writes; others may read, through structs of their own. */
+struct hp_recorder {
+    void *memory;
+    uint64_t capacity; /* a copy: what the memory says may change */
+};
 
-/* Bytes for `capacity` records; 0 if capacity is not a power of two. */
-size_t hp_recorder_bytes(size_t capacity);
-int hp_recorder_init(void *zeroed, size_t capacity);
-bool hp_recorder_valid(const struct hp_recorder *recorder);
+/* Bytes that records and so many groups take; 0 if capacity is not a power of two. */
+size_t hp_recorder_bytes(size_t capacity, uint32_t num_groups);
+/* `zeroed` is cache-line aligned, and long enough for the groups that are going to be added. */
+int hp_recorder_init(struct hp_recorder *recorder, void *zeroed, size_t capacity);
+/*
+ * Read a record that another thread or process writes, or that may be anything: `memory` has room
+ * for all groups. Only reading functions may follow. -EINVAL: too short or not aligned; -EBADMSG:
+ * no record of this version.
+ */
+int hp_recorder_attach(struct hp_recorder *recorder, const void *memory, size_t nbytes);
+
 /* A slot >= 0, or -ENOSPC. Longer names are cut. */
 int hp_recorder_add_group(struct hp_recorder *recorder, const char *name, int rank, int size);
 /* A ticket > 0, or -EINVAL. One thread writes at a time. */
@@ -198,16 +203,24 @@ int hp_recorder_sent(struct hp_recorder *recorder, int64_t ticket, const struct 
 int hp_recorder_end(struct hp_recorder *recorder, int64_t ticket, int status);
 /* Take back the newest operation of its group, as if it had not begun. */
 int hp_recorder_withdraw(struct hp_recorder *recorder, int64_t ticket);
+
+/*
+ * Reading. A record is whole, and left out while it is being rewritten; the traffic of one that is
+ * open is what has been added so far. Sums are read one by one.
+ */
+
 /* Copy up to `n` of the newest records, oldest first; how many is returned. */
-size_t hp_recorder_last(struct hp_recorder *recorder, struct hp_record *out, size_t n);
+size_t hp_recorder_last(const struct hp_recorder *recorder, struct hp_record *out, size_t n);
 /* The open record with the earliest start; false if none is open. */
-bool hp_recorder_oldest_open(struct hp_recorder *recorder, struct hp_record *out);
-const struct hp_group *hp_recorder_group(const struct hp_recorder *recorder, uint32_t slot);
-/* NULL if nothing was recorded under slot and verb. */
-const struct hp_total *hp_recorder_total(const struct hp_recorder *recorder, uint32_t slot,
-                                         uint32_t verb);
+bool hp_recorder_oldest_open(const struct hp_recorder *recorder, struct hp_record *out);
 uint32_t hp_recorder_num_groups(const struct hp_recorder *recorder);
-size_t hp_recorder_capacity(const struct hp_recorder *recorder);
+/* False if there is no such group. */
+bool hp_recorder_group(const struct hp_recorder *recorder, uint32_t slot, struct hp_group *out);
+/* The number of the next operation of a group, which exists. */
+uint64_t hp_recorder_seq(const struct hp_recorder *recorder, uint32_t slot);
+/* False if nothing was recorded under slot and verb. */
+bool hp_recorder_total(const struct hp_recorder *recorder, uint32_t slot, uint32_t verb,
+                       struct hp_total *out);
 
 /* ---- ring ------------------------------------------------------------------------------ */
 

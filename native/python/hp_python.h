@@ -62,6 +62,7 @@ extern PyType_Spec hp_py_node_spec;
 extern PyType_Spec hp_py_node_call_spec;
 extern PyType_Spec hp_py_team_spec;
 extern PyType_Spec hp_py_pack_spec;
+extern PyType_Spec hp_py_record_reader_spec;
 extern PyType_Spec hp_py_recorder_spec;
 extern PyType_Spec hp_py_ring_spec;
 

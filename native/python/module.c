@@ -3,6 +3,9 @@
 #include "hp_node.h"
 #include "hp_python.h"
 
+#define PAGE 4096
+#define RECORD_BYTES(groups) hp_recorder_bytes(HP_RECORD_CAPACITY, groups)
+
 const struct hp_kernels *hp_py_kernels;
 
 static PyObject *cpu_features(PyObject *module, PyObject *unused)
@@ -24,11 +27,15 @@ static PyObject *node_sizes(PyObject *module, PyObject *unused)
 {
     (void)module;
     (void)unused;
-    return Py_BuildValue("{sisisisKsKsKsK}", "ranks", HP_MAX_LOCAL, "groups", HP_MAX_TEAMS, "lanes",
-                         HP_LANES, "head", (unsigned long long)sizeof(struct hp_window), "control",
-                         (unsigned long long)HP_LANES * offsetof(struct hp_lane, slots), "slots",
+    const unsigned long long head = (HP_RECORD_OFFSET + RECORD_BYTES(0) + PAGE - 1) / PAGE * PAGE;
+    const unsigned long long control =
+        HP_LANES * offsetof(struct hp_lane, slots) + RECORD_BYTES(1) - RECORD_BYTES(0);
+    return Py_BuildValue("{sisisisKsKsKsKsKsK}", "ranks", HP_MAX_LOCAL, "groups", HP_MAX_TEAMS,
+                         "lanes", HP_LANES, "head", head, "control", control, "slots",
                          (unsigned long long)HP_SLOTS * HP_SLOT_BYTES, "length",
-                         (unsigned long long)HP_WINDOW_MIN);
+                         (unsigned long long)HP_WINDOW_MIN, "record",
+                         (unsigned long long)HP_RECORD_OFFSET, "areas",
+                         (unsigned long long)HP_AREAS_OFFSET);
 }
 
 static PyMethodDef methods[] = {
@@ -46,7 +53,8 @@ static int add_types(PyObject *module)
 {
     PyType_Spec *const specs[] = {&hp_py_foreign_spec,  &hp_py_hotcall_spec, &hp_py_node_spec,
                                  &hp_py_node_call_spec, &hp_py_team_spec,    &hp_py_pack_spec,
-                                 &hp_py_recorder_spec,  &hp_py_ring_spec};
+                                 &hp_py_recorder_spec,  &hp_py_record_reader_spec,
+                                 &hp_py_ring_spec};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
         PyObject *const type = PyType_FromModuleAndSpec(module, specs[i], NULL);
         const int rc = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;

@@ -129,7 +129,7 @@ static void *address_of(PyObject *object)
 static void number_header(NodeCall *self)
 {
     const struct hp_recorder *const core = hp_py_recorder_core(self->recorder);
-    const uint64_t seq = hp_recorder_group(core, self->slot)->seq - 1;
+    const uint64_t seq = hp_recorder_seq(core, self->slot) - 1;
     memcpy(self->header + HP_HEADER_SEQ, &seq, sizeof seq);
 }
 

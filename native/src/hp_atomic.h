@@ -2,8 +2,9 @@
  * hp_atomic.h - the only file with atomics.
  *
  * store_release: what this thread wrote before is visible to whoever reads the stored value with
- * load_acquire. load_relaxed: only for a word that this thread alone writes. Every acquire in the
- * sources names the release that it pairs with. The seq_cst calls are for the one store-load pair
+ * load_acquire. load_relaxed: for a word that this thread alone writes, or that means nothing
+ * beyond itself; store_relaxed: only for the latter. Every acquire in the sources names the release
+ * that it pairs with. The seq_cst calls are for the one store-load pair
  * of the house: a publisher stores progress and then looks at the sleepers, a waiter counts itself
  * among the sleepers and then looks at the progress (bell.c).
  */
@@ -26,6 +27,11 @@ static inline uint64_t hp_load_relaxed(const _Atomic uint64_t *word)
 static inline void hp_store_release(_Atomic uint64_t *word, uint64_t value)
 {
     atomic_store_explicit(word, value, memory_order_release);
+}
+
+static inline void hp_store_relaxed(_Atomic uint64_t *word, uint64_t value)
+{
+    atomic_store_explicit(word, value, memory_order_relaxed);
 }
 
 static inline uint64_t hp_load_ordered(const _Atomic uint64_t *word)

@@ -1,7 +1,11 @@
 /*
- * The flight record: the newest operations in a ring of fixed records, totals per group and verb
- * beside it, all in one buffer of the caller. A ticket carries slot and verb, so totals stay
- * right when an operation outlives its record.
+ * The flight record: the newest operations in a ring of fixed records, then the groups, each with
+ * its totals per verb, so that memory is used from the front. A ticket carries slot and verb, so
+ * totals stay right when an operation outlives its record.
+ *
+ * One thread writes; any may read meanwhile, in another process too. A record's ticket is 0 while
+ * the others of its words change. These are stored with release and read with acquire: so who has
+ * read a word of a newer operation sees, looking at the ticket again, that the old one is gone.
  */
 #include <errno.h>
 #include <string.h>
@@ -10,31 +14,68 @@
 #include "hp_atomic.h"
 #include "hpcpar.h"
 
-#define MAGIC 0x6870726563303031ull /* "hprec001": changes with the layout */
+#define MAGIC 0x6870726563303032ull /* "hprec002": changes with the layout */
 #define VERB_BITS 5
 #define SLOT_BITS 12
+#define TRIES 4 /* looks at a record that goes on being rewritten */
 
 _Static_assert(HP_MAX_VERBS == 1 << VERB_BITS, "a ticket holds any verb");
 _Static_assert(HP_MAX_GROUPS == 1 << SLOT_BITS, "a ticket holds any slot");
 
-struct hp_recorder {
-    uint64_t magic;
-    uint64_t capacity;
-    uint64_t next; /* operations begun so far; the next one's index */
-    uint32_t num_groups;
-    uint8_t pad[HP_CACHE_LINE - 28];
-    struct hp_group groups[HP_MAX_GROUPS];
-    struct hp_total totals[HP_MAX_GROUPS][HP_MAX_VERBS];
-    struct hp_record records[];
+/* A record as it lies in memory. Slot and verb are in the ticket. */
+struct cell {
+    _Atomic uint64_t ticket;
+    _Atomic uint64_t seq;
+    _Atomic uint64_t count;
+    _Atomic uint64_t start_ns;
+    _Atomic uint64_t end_ns; /* stored when all else of the operation is known */
+    _Atomic uint64_t sent;
+    _Atomic uint64_t received;
+    _Atomic uint64_t messages;
+    _Atomic uint64_t peer_itemsize; /* two halves, the first one the lower */
+    _Atomic uint64_t dtype;
+    _Atomic uint64_t status; /* means something where the operation has ended */
+    uint8_t reserved[40];
 };
 
-_Static_assert(sizeof(struct hp_recorder) % HP_CACHE_LINE == 0, "records start on a line");
+struct sum {
+    _Atomic uint64_t ops;
+    _Atomic uint64_t sent;
+    _Atomic uint64_t received;
+    _Atomic uint64_t messages;
+};
+
+struct entry {
+    char name[HP_NAME_BYTES];
+    int32_t rank;
+    int32_t size;
+    _Atomic uint64_t seq;
+    struct sum totals[HP_MAX_VERBS];
+};
+
+struct memory {
+    _Atomic uint64_t magic; /* stored last */
+    uint64_t capacity;
+    _Atomic uint64_t next;       /* operations begun so far; the next one's index */
+    _Atomic uint64_t num_groups; /* stored when the group is there */
+    uint8_t pad[HP_CACHE_LINE - 32];
+    struct cell cells[];
+};
+
+_Static_assert(sizeof(struct memory) == HP_CACHE_LINE, "records start on a line");
+_Static_assert(sizeof(struct cell) == 2 * HP_CACHE_LINE, "a record fills two lines");
+_Static_assert(sizeof(struct entry) % HP_CACHE_LINE == 0, "a group begins on a line");
 
 static uint64_t now_ns(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static uint64_t halves(uint32_t low, uint32_t high)
+{
+    return (uint64_t)high << 32 | low;
 }
 
 /* Index + 1, slot and verb, from the highest bit down: positive for 2**46 operations. */
@@ -48,68 +89,128 @@ static uint64_t index_of(uint64_t ticket)
     return (ticket >> (SLOT_BITS + VERB_BITS)) - 1;
 }
 
-size_t hp_recorder_bytes(size_t capacity)
+static uint32_t slot_of(uint64_t ticket)
 {
-    if (capacity == 0 || (capacity & (capacity - 1)) || capacity > (size_t)1 << 32)
-        return 0;
-    return sizeof(struct hp_recorder) + capacity * sizeof(struct hp_record);
+    return (uint32_t)(ticket >> VERB_BITS) & (HP_MAX_GROUPS - 1);
 }
 
-int hp_recorder_init(void *zeroed, size_t capacity)
+static uint32_t verb_of(uint64_t ticket)
 {
-    struct hp_recorder *const r = zeroed;
-    if (hp_recorder_bytes(capacity) == 0 || (uintptr_t)zeroed % HP_CACHE_LINE)
-        return -EINVAL;
-    r->capacity = capacity;
-    r->magic = MAGIC;
-    return 0;
+    return (uint32_t)ticket & (HP_MAX_VERBS - 1);
 }
 
-bool hp_recorder_valid(const struct hp_recorder *r)
+static struct memory *memory_of(const struct hp_recorder *r)
 {
-    return r->magic == MAGIC && hp_recorder_bytes(r->capacity) && r->num_groups <= HP_MAX_GROUPS;
-}
-
-int hp_recorder_add_group(struct hp_recorder *r, const char *name, int rank, int size)
-{
-    if (r->num_groups == HP_MAX_GROUPS)
-        return -ENOSPC;
-    struct hp_group *const g = &r->groups[r->num_groups];
-    const size_t length = strlen(name);
-    memset(g, 0, sizeof *g);
-    memcpy(g->name, name, length < HP_NAME_BYTES ? length : HP_NAME_BYTES - 1);
-    g->rank = rank;
-    g->size = size;
-    return (int)r->num_groups++;
+    return r->memory;
 }
 
 /* The record of an index, whoever holds it now. */
-static struct hp_record *place(struct hp_recorder *r, uint64_t index)
+static struct cell *cell_at(const struct hp_recorder *r, uint64_t index)
 {
-    return &r->records[index & (r->capacity - 1)];
+    return &memory_of(r)->cells[index & (r->capacity - 1)];
+}
+
+static struct entry *entry_at(const struct hp_recorder *r, uint32_t slot)
+{
+    return (struct entry *)(void *)(memory_of(r)->cells + r->capacity) + slot;
+}
+
+static uint32_t count_groups(const struct hp_recorder *r)
+{
+    /* Pairs with hp_recorder_add_group. */
+    const uint64_t groups = hp_load_acquire(&memory_of(r)->num_groups);
+    return groups <= HP_MAX_GROUPS ? (uint32_t)groups : 0; /* what I attached to may be anything */
+}
+
+/* ---- making ---------------------------------------------------------------------------- */
+
+size_t hp_recorder_bytes(size_t capacity, uint32_t num_groups)
+{
+    if (capacity == 0 || (capacity & (capacity - 1)) || capacity > (size_t)1 << 32)
+        return 0;
+    return sizeof(struct memory) + capacity * sizeof(struct cell) +
+           num_groups * sizeof(struct entry);
+}
+
+int hp_recorder_init(struct hp_recorder *r, void *zeroed, size_t capacity)
+{
+    if (hp_recorder_bytes(capacity, 0) == 0 || (uintptr_t)zeroed % HP_CACHE_LINE)
+        return -EINVAL;
+    *r = (struct hp_recorder){zeroed, capacity};
+    memory_of(r)->capacity = capacity;
+    hp_store_release(&memory_of(r)->magic, MAGIC);
+    return 0;
+}
+
+int hp_recorder_attach(struct hp_recorder *r, const void *memory, size_t nbytes)
+{
+    if (nbytes < sizeof(struct memory) || (uintptr_t)memory % HP_CACHE_LINE)
+        return -EINVAL;
+    *r = (struct hp_recorder){(void *)memory, 0};
+    /* The acquire pairs with the release in hp_recorder_init. */
+    if (hp_load_acquire(&memory_of(r)->magic) != MAGIC)
+        return -EBADMSG;
+    r->capacity = memory_of(r)->capacity;
+    const size_t needed = hp_recorder_bytes(r->capacity, HP_MAX_GROUPS);
+    return needed == 0 ? -EBADMSG : nbytes < needed ? -EINVAL : 0;
+}
+
+/* ---- writing --------------------------------------------------------------------------- */
+
+int hp_recorder_add_group(struct hp_recorder *r, const char *name, int rank, int size)
+{
+    const uint32_t slot = count_groups(r);
+    if (slot == HP_MAX_GROUPS)
+        return -ENOSPC;
+    struct entry *const entry = entry_at(r, slot);
+    const size_t length = strlen(name);
+    memcpy(entry->name, name, length < HP_NAME_BYTES ? length : HP_NAME_BYTES - 1);
+    entry->rank = rank;
+    entry->size = size;
+    hp_store_release(&memory_of(r)->num_groups, slot + 1);
+    return (int)slot;
+}
+
+/* Add to a sum that this thread alone writes. */
+static void add(_Atomic uint64_t *word, uint64_t more)
+{
+    hp_store_relaxed(word, hp_load_relaxed(word) + more);
+}
+
+/* The same in a record, whose words are released. */
+static void add_released(_Atomic uint64_t *word, uint64_t more)
+{
+    hp_store_release(word, hp_load_relaxed(word) + more);
+}
+
+static void fill(struct cell *cell, const struct hp_operation *op, uint64_t seq)
+{
+    hp_store_release(&cell->seq, seq);
+    hp_store_release(&cell->count, (uint64_t)op->count);
+    hp_store_release(&cell->end_ns, 0);
+    hp_store_release(&cell->sent, 0);
+    hp_store_release(&cell->received, 0);
+    hp_store_release(&cell->messages, 0);
+    hp_store_release(&cell->peer_itemsize, halves((uint32_t)op->peer, op->itemsize));
+    hp_store_release(&cell->dtype, op->dtype);
+    hp_store_release(&cell->start_ns, now_ns()); /* last, so that it does not count our own work */
 }
 
 int64_t hp_recorder_begin(struct hp_recorder *r, const struct hp_operation *op)
 {
-    if (op->slot >= r->num_groups || op->verb >= HP_MAX_VERBS)
+    if (op->slot >= count_groups(r) || op->verb >= HP_MAX_VERBS)
         return -EINVAL;
-    const uint64_t ticket = make_ticket(r->next, op->slot, op->verb);
-    struct hp_record *const rec = place(r, r->next++);
-    hp_store_release(&rec->ticket, 0); /* the old record ends here */
-    rec->seq = r->groups[op->slot].seq++;
-    rec->count = op->count;
-    rec->end_ns = 0;
-    rec->sent = rec->received = 0;
-    rec->messages = 0;
-    rec->peer = op->peer;
-    rec->slot = op->slot;
-    rec->itemsize = op->itemsize;
-    rec->status = 0;
-    rec->verb = op->verb;
-    rec->dtype = op->dtype;
-    rec->start_ns = now_ns(); /* last, so that it does not count our own work */
-    hp_store_release(&rec->ticket, ticket);
-    r->totals[op->slot][op->verb].ops++;
+    const uint64_t index = hp_load_relaxed(&memory_of(r)->next);
+    const uint64_t ticket = make_ticket(index, op->slot, op->verb);
+    struct cell *const cell = cell_at(r, index);
+    struct entry *const entry = entry_at(r, op->slot);
+    const uint64_t seq = hp_load_relaxed(&entry->seq);
+    hp_store_relaxed(&entry->seq, seq + 1);
+    add(&entry->totals[op->verb].ops, 1);
+    hp_store_release(&cell->ticket, 0); /* the old record ends here */
+    fill(cell, op, seq);
+    hp_store_release(&cell->ticket, ticket);
+    hp_store_release(&memory_of(r)->next, index + 1);
     return (int64_t)ticket;
 }
 
@@ -117,16 +218,16 @@ int64_t hp_recorder_begin(struct hp_recorder *r, const struct hp_operation *op)
 static bool issued(const struct hp_recorder *r, int64_t ticket)
 {
     const uint64_t t = (uint64_t)ticket;
-    return ticket > 0 && index_of(t) < r->next &&
-           (t >> VERB_BITS & (HP_MAX_GROUPS - 1)) < r->num_groups;
+    return ticket > 0 && index_of(t) < hp_load_relaxed(&memory_of(r)->next) &&
+           slot_of(t) < count_groups(r);
 }
 
 /* The record of a ticket, or NULL if a newer operation has taken its place. */
-static struct hp_record *find(struct hp_recorder *r, int64_t ticket)
+static struct cell *find(const struct hp_recorder *r, int64_t ticket)
 {
-    struct hp_record *const rec = place(r, index_of((uint64_t)ticket));
+    struct cell *const cell = cell_at(r, index_of((uint64_t)ticket));
     /* A plain look: only the writing thread comes here. */
-    return hp_load_relaxed(&rec->ticket) == (uint64_t)ticket ? rec : NULL;
+    return hp_load_relaxed(&cell->ticket) == (uint64_t)ticket ? cell : NULL;
 }
 
 int hp_recorder_sent(struct hp_recorder *r, int64_t ticket, const struct hp_total *delta)
@@ -134,16 +235,15 @@ int hp_recorder_sent(struct hp_recorder *r, int64_t ticket, const struct hp_tota
     if (!issued(r, ticket))
         return -EINVAL;
     const uint64_t t = (uint64_t)ticket;
-    struct hp_total *const total =
-        &r->totals[t >> VERB_BITS & (HP_MAX_GROUPS - 1)][t & (HP_MAX_VERBS - 1)];
-    total->sent += delta->sent;
-    total->received += delta->received;
-    total->messages += delta->messages;
-    struct hp_record *const rec = find(r, ticket);
-    if (rec) {
-        rec->sent += delta->sent;
-        rec->received += delta->received;
-        rec->messages += (uint32_t)delta->messages;
+    struct sum *const total = &entry_at(r, slot_of(t))->totals[verb_of(t)];
+    add(&total->sent, delta->sent);
+    add(&total->received, delta->received);
+    add(&total->messages, delta->messages);
+    struct cell *const cell = find(r, ticket);
+    if (cell) {
+        add_released(&cell->sent, delta->sent);
+        add_released(&cell->received, delta->received);
+        add_released(&cell->messages, delta->messages);
     }
     return 0;
 }
@@ -152,10 +252,10 @@ int hp_recorder_end(struct hp_recorder *r, int64_t ticket, int status)
 {
     if (!issued(r, ticket))
         return -EINVAL;
-    struct hp_record *const rec = find(r, ticket);
-    if (rec) {
-        rec->status = status;
-        rec->end_ns = now_ns();
+    struct cell *const cell = find(r, ticket);
+    if (cell) {
+        hp_store_release(&cell->status, (uint32_t)status);
+        hp_store_release(&cell->end_ns, now_ns());
     }
     return 0;
 }
@@ -164,63 +264,125 @@ int hp_recorder_withdraw(struct hp_recorder *r, int64_t ticket)
 {
     if (!issued(r, ticket))
         return -EINVAL;
-    const uint64_t t = (uint64_t)ticket, slot = t >> VERB_BITS & (HP_MAX_GROUPS - 1);
-    struct hp_record *const rec = find(r, ticket);
-    if (rec)
-        hp_store_release(&rec->ticket, 0);
-    r->groups[slot].seq--;
-    r->totals[slot][t & (HP_MAX_VERBS - 1)].ops--;
+    const uint64_t t = (uint64_t)ticket;
+    struct cell *const cell = find(r, ticket);
+    if (cell)
+        hp_store_release(&cell->ticket, 0);
+    struct entry *const entry = entry_at(r, slot_of(t));
+    add(&entry->seq, (uint64_t)-1);
+    add(&entry->totals[verb_of(t)].ops, (uint64_t)-1);
     return 0;
 }
 
-size_t hp_recorder_last(struct hp_recorder *r, struct hp_record *out, size_t n)
+/* ---- reading --------------------------------------------------------------------------- */
+
+/* Copy what the words say. The acquires pair with the releases in fill, sent and end. */
+static void copy(const struct cell *cell, uint64_t ticket, struct hp_record *out)
 {
-    /* Before the first wrap the ring holds fewer records than it has room for. */
-    const uint64_t held = r->next < r->capacity ? r->next : r->capacity;
-    const uint64_t most = n < held ? n : held;
+    out->end_ns = hp_load_acquire(&cell->end_ns); /* first: what is there by then is all */
+    const uint64_t status = hp_load_acquire(&cell->status);
+    const uint64_t peer = hp_load_acquire(&cell->peer_itemsize);
+    out->seq = hp_load_acquire(&cell->seq);
+    out->count = (int64_t)hp_load_acquire(&cell->count);
+    out->start_ns = hp_load_acquire(&cell->start_ns);
+    out->sent = hp_load_acquire(&cell->sent);
+    out->received = hp_load_acquire(&cell->received);
+    out->messages = (uint32_t)hp_load_acquire(&cell->messages);
+    out->peer = (int32_t)(uint32_t)peer;
+    out->itemsize = (uint32_t)(peer >> 32);
+    out->status = out->end_ns ? (int32_t)(uint32_t)status : 0;
+    out->dtype = (uint16_t)hp_load_acquire(&cell->dtype);
+    out->slot = slot_of(ticket);
+    out->verb = (uint16_t)verb_of(ticket);
+}
+
+/* Copy the record in a cell and return its ticket; 0 if there is none, or none that stays. */
+static uint64_t look(const struct hp_recorder *r, const struct cell *cell, struct hp_record *out)
+{
+    for (int i = 0; i < TRIES; i++) {
+        const uint64_t ticket = hp_load_acquire(&cell->ticket); /* pairs with hp_recorder_begin */
+        if (ticket == 0)
+            return 0;
+        copy(cell, ticket, out);
+        if (hp_load_relaxed(&cell->ticket) == ticket)
+            return out->slot < count_groups(r) ? ticket : 0;
+    }
+    return 0;
+}
+
+/* Records that may be in the ring: before the first wrap it holds fewer than it has room for. */
+static uint64_t held(const struct hp_recorder *r, uint64_t next)
+{
+    return next < r->capacity ? next : r->capacity;
+}
+
+/* Pairs with hp_recorder_begin. */
+static uint64_t load_next(const struct hp_recorder *r)
+{
+    return hp_load_acquire(&memory_of(r)->next);
+}
+
+size_t hp_recorder_last(const struct hp_recorder *r, struct hp_record *out, size_t n)
+{
+    const uint64_t next = load_next(r);
+    const uint64_t most = n < held(r, next) ? n : held(r, next);
     size_t copied = 0;
-    for (uint64_t i = r->next - most; i != r->next; i++) {
-        const struct hp_record *const rec = place(r, i);
-        if (hp_load_acquire(&rec->ticket)) /* pairs with the release in hp_recorder_begin */
-            memcpy(&out[copied++], rec, sizeof *rec);
+    for (uint64_t i = next - most; i != next; i++) {
+        struct hp_record found;
+        const uint64_t ticket = look(r, cell_at(r, i), &found);
+        if (ticket && index_of(ticket) == i) /* else a newer one has come meanwhile */
+            out[copied++] = found;
     }
     return copied;
 }
 
-bool hp_recorder_oldest_open(struct hp_recorder *r, struct hp_record *out)
+bool hp_recorder_oldest_open(const struct hp_recorder *r, struct hp_record *out)
 {
-    const struct hp_record *oldest = NULL;
-    for (uint64_t i = 0; i < r->capacity && i < r->next; i++) {
-        const struct hp_record *const rec = &r->records[i];
-        /* The acquire pairs with the release in hp_recorder_begin. */
-        if (hp_load_acquire(&rec->ticket) && rec->end_ns == 0 &&
-            (!oldest || rec->start_ns < oldest->start_ns))
-            oldest = rec;
+    const uint64_t many = held(r, load_next(r));
+    bool is_found = false;
+    for (uint64_t i = 0; i < many; i++) {
+        struct hp_record found;
+        const uint64_t ticket = look(r, cell_at(r, i), &found);
+        if (ticket && found.end_ns == 0 && (!is_found || found.start_ns < out->start_ns)) {
+            *out = found;
+            is_found = true;
+        }
     }
-    if (oldest)
-        memcpy(out, oldest, sizeof *out);
-    return oldest != NULL;
-}
-
-const struct hp_group *hp_recorder_group(const struct hp_recorder *r, uint32_t slot)
-{
-    return slot < r->num_groups ? &r->groups[slot] : NULL;
-}
-
-const struct hp_total *hp_recorder_total(const struct hp_recorder *r, uint32_t slot,
-                                         uint32_t verb)
-{
-    if (slot >= r->num_groups || verb >= HP_MAX_VERBS || r->totals[slot][verb].ops == 0)
-        return NULL;
-    return &r->totals[slot][verb];
+    return is_found;
 }
 
 uint32_t hp_recorder_num_groups(const struct hp_recorder *r)
 {
-    return r->num_groups;
+    return count_groups(r);
 }
 
-size_t hp_recorder_capacity(const struct hp_recorder *r)
+bool hp_recorder_group(const struct hp_recorder *r, uint32_t slot, struct hp_group *out)
 {
-    return r->capacity;
+    if (slot >= count_groups(r))
+        return false;
+    const struct entry *const entry = entry_at(r, slot);
+    memcpy(out->name, entry->name, sizeof out->name);
+    out->name[sizeof out->name - 1] = 0;
+    out->rank = entry->rank;
+    out->size = entry->size;
+    out->seq = hp_recorder_seq(r, slot);
+    return true;
+}
+
+uint64_t hp_recorder_seq(const struct hp_recorder *r, uint32_t slot)
+{
+    return hp_load_relaxed(&entry_at(r, slot)->seq);
+}
+
+bool hp_recorder_total(const struct hp_recorder *r, uint32_t slot, uint32_t verb,
+                       struct hp_total *out)
+{
+    if (slot >= count_groups(r) || verb >= HP_MAX_VERBS)
+        return false;
+    const struct sum *const total = &entry_at(r, slot)->totals[verb];
+    out->ops = hp_load_relaxed(&total->ops);
+    out->sent = hp_load_relaxed(&total->sent);
+    out->received = hp_load_relaxed(&total->received);
+    out->messages = hp_load_relaxed(&total->messages);
+    return out->ops != 0;
 }

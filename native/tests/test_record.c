@@ -7,15 +7,14 @@ enum { CAPACITY = 8 };
 
 static struct hp_recorder *fresh(void)
 {
-    static void *memory;
-    const size_t nbytes = hp_recorder_bytes(CAPACITY);
-    free(memory);
-    memory = aligned_alloc(HP_CACHE_LINE, nbytes);
+    static struct hp_recorder recorder;
+    const size_t nbytes = hp_recorder_bytes(CAPACITY, HP_MAX_GROUPS);
+    free(recorder.memory);
+    void *const memory = aligned_alloc(HP_CACHE_LINE, nbytes);
     CHECK(memory);
     memset(memory, 0, nbytes);
-    CHECK(hp_recorder_init(memory, CAPACITY) == 0);
-    CHECK(hp_recorder_valid(memory));
-    return memory;
+    CHECK(hp_recorder_init(&recorder, memory, CAPACITY) == 0);
+    return &recorder;
 }
 
 static int64_t begin(struct hp_recorder *r, uint32_t slot, uint16_t verb)
@@ -30,8 +29,10 @@ static void test_one_operation(void)
     struct hp_recorder *const r = fresh();
     CHECK(hp_recorder_add_group(r, "world", 1, 4) == 0);
     CHECK(hp_recorder_add_group(r, "tp", 0, 2) == 1);
-    CHECK(strcmp(hp_recorder_group(r, 1)->name, "tp") == 0);
-    CHECK(hp_recorder_group(r, 2) == NULL && hp_recorder_num_groups(r) == 2);
+    struct hp_group group;
+    CHECK(hp_recorder_group(r, 1, &group) && strcmp(group.name, "tp") == 0);
+    CHECK(group.rank == 0 && group.size == 2 && group.seq == 0);
+    CHECK(!hp_recorder_group(r, 2, &group) && hp_recorder_num_groups(r) == 2);
     const int64_t ticket = begin(r, 1, 3);
     CHECK(ticket > 0);
     struct hp_record rec;
@@ -45,7 +46,9 @@ static void test_one_operation(void)
     CHECK(rec.itemsize == 4 && rec.peer == -1 && rec.status == -7);
     CHECK(rec.sent == 800 && rec.received == 1600 && rec.messages == 4);
     CHECK(rec.start_ns > 0 && rec.end_ns >= rec.start_ns);
-    CHECK(hp_recorder_group(r, 1)->seq == 1 && hp_recorder_group(r, 0)->seq == 0);
+    CHECK(hp_recorder_seq(r, 1) == 1 && hp_recorder_seq(r, 0) == 0);
+    CHECK(hp_recorder_withdraw(r, begin(r, 1, 3)) == 0 && hp_recorder_seq(r, 1) == 1);
+    CHECK(hp_recorder_last(r, &rec, 1) == 0); /* the newest was withdrawn */
 }
 
 static void test_wrap(void)
@@ -62,8 +65,9 @@ static void test_wrap(void)
     /* The early operation's record is gone; its traffic still counts, the new one is whole. */
     const struct hp_total delta = {.sent = 10, .received = 20, .messages = 1};
     CHECK(hp_recorder_sent(r, early, &delta) == 0 && hp_recorder_end(r, early, -1) == 0);
-    CHECK(hp_recorder_total(r, 0, 5)->sent == 10 && hp_recorder_total(r, 0, 5)->ops == 1);
-    CHECK(hp_recorder_total(r, 0, 6)->ops == 3 * CAPACITY);
+    struct hp_total total;
+    CHECK(hp_recorder_total(r, 0, 5, &total) && total.sent == 10 && total.ops == 1);
+    CHECK(hp_recorder_total(r, 0, 6, &total) && total.ops == 3 * CAPACITY);
     CHECK(hp_recorder_last(r, recs, CAPACITY) == CAPACITY);
     for (int i = 0; i < CAPACITY; i++)
         CHECK(recs[i].sent == 0 && recs[i].status == 0);
@@ -85,20 +89,23 @@ static void test_oldest_open(void)
 
 static void test_refused(void)
 {
-    CHECK(hp_recorder_bytes(0) == 0 && hp_recorder_bytes(12) == 0);
+    CHECK(hp_recorder_bytes(0, 1) == 0 && hp_recorder_bytes(12, 1) == 0);
+    CHECK(hp_recorder_bytes(CAPACITY, 1) < 4096); /* little is used by a few groups */
     struct hp_recorder *const r = fresh();
     CHECK(begin(r, 0, 0) == -EINVAL); /* no group yet */
     const char *const name = "a name of more than forty-seven bytes, which must be cut somewhere";
     for (int i = 0; i < HP_MAX_GROUPS; i++)
         CHECK(hp_recorder_add_group(r, name, 0, 1) == i);
     CHECK(hp_recorder_add_group(r, name, 0, 1) == -ENOSPC);
-    CHECK(strlen(hp_recorder_group(r, 0)->name) == HP_NAME_BYTES - 1);
+    struct hp_group group;
+    CHECK(hp_recorder_group(r, 0, &group) && strlen(group.name) == HP_NAME_BYTES - 1);
     CHECK(begin(r, 0, HP_MAX_VERBS) == -EINVAL);
     CHECK(begin(r, HP_MAX_GROUPS - 1, HP_MAX_VERBS - 1) > 0);
     const struct hp_total none = {0};
     CHECK(hp_recorder_end(r, 0, 0) == -EINVAL && hp_recorder_end(r, -5, 0) == -EINVAL);
     CHECK(hp_recorder_sent(r, INT64_MAX, &none) == -EINVAL);
-    CHECK(hp_recorder_total(r, 0, 0) == NULL);
+    struct hp_total total;
+    CHECK(!hp_recorder_total(r, 0, 0, &total) && !hp_recorder_total(r, 0, HP_MAX_VERBS, &total));
 }
 
 int main(void)

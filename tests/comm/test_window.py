@@ -92,7 +92,9 @@ def memory():
 
 def test_the_header_is_as_the_core_reads_it(memory):
     made = Window.create(os.dup(memory), Identity(7, KEY, LENGTH))
-    assert bytes(made.buffer[:64]) == struct.pack("<8sIi16sQ24x", b"hpcparW1", 1, 7, KEY, LENGTH)
+    owner = os.getpid(), os.stat("/proc/self/ns/pid").st_ino
+    header = struct.pack("<8sIi16sQQQ8x", b"hpcparW1", 2, 7, KEY, LENGTH, *owner)
+    assert bytes(made.buffer[:64]) == header
     assert made.buffer[64:4096] == bytes(4032)
     assert len(made.buffer) == os.fstat(memory).st_size == LENGTH
     made.close()
@@ -136,7 +138,7 @@ def test_a_core_dump_leaves_windows_out(memory):
     ("offset", "data", "said"),
     [
         (0, b"hpcparX1", r"its magic is b'hpcparX1', not b'hpcparW1'"),
-        (8, b"\2", r"its layout version is 2, not 1\. Run one version"),
+        (8, b"\1", r"its layout version is 1, not 2\. Run one version"),
         (12, b"\5", r"its rank is 5, not 1"),
         (16, b"\1", r"its key is another job's"),
         (32, b"\1", r"its length is 1048577, not 1048576"),
@@ -426,7 +428,7 @@ def test_a_file_that_others_can_open_is_refused(tmp_path):
 
 
 def test_the_first_directory_that_takes_a_file_is_used(tmp_path):
-    place = window_ways.Place((4,), 0, KEY, 8 * LENGTH, True)
+    place = window_ways.Place((4,), 0, KEY, 16 * LENGTH, True)
     way = window_ways.FileWay(place, {"XDG_RUNTIME_DIR": str(tmp_path)})
     assert way._folders[:2] == ["/dev/shm", str(tmp_path)]
     way._folders = ["/proc", str(tmp_path)]

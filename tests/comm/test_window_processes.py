@@ -214,7 +214,7 @@ if windows.how != "none":
 
 @pytest.mark.parametrize(
     ("limit", "value", "length"),
-    [("RLIMIT_FSIZE", 9_000_000, 1 << 23), ("RLIMIT_AS", 12 << 30, 1 << 32)],
+    [("RLIMIT_FSIZE", 20_000_000, 1 << 24), ("RLIMIT_AS", 12 << 30, 1 << 32)],
 )
 def test_limits_of_the_process_make_windows_shorter(job, limit, value, length):
     ((code, out, err),) = job(LIMITED.format(limit=limit, value=value), 1)

@@ -258,3 +258,81 @@ def test_ctrl_c_ends_a_wait_and_fails_the_group(node_job):
     waits = [at - began for at, began in zip(caught, sorted(sent), strict=True)]
     print("interrupts were raised after", [f"{1e3 * wait:.0f} ms" for wait in waits])
     assert max(waits) < GENEROUS
+
+
+DONE = r"world #\d+ all_reduce float64\[4\] 0\.0 KiB done \d+ us \(\d\.\d s ago\)"
+OPEN = r"world #\d+ all_gather float64\[4\] 0\.0 KiB not done, begun \d\.\d s ago"
+
+
+@pytest.mark.parametrize(
+    ("wait", "call", "last"),
+    [
+        ("time.sleep(60)", "group.all_reduce(x, out=out)", DONE),
+        ("group.all_gather(x)", "time.sleep(1); group.all_gather(x)", OPEN),
+        ("time.sleep(60)", "group.all_reduce(x, async_op=True).wait()", DONE),
+        ("time.sleep(60)", "group.subgroup(range(3)[::-1])", DONE),
+    ],
+)
+def test_the_record_of_a_killed_rank_outlives_it(node_job, wait, call, last):
+    done = node_job(
+        f"""
+for _ in range(5):
+    group.all_reduce(x, out=out)
+if last:
+    signal_me("KILL", 0.3)
+    {wait}
+try:
+    {call}
+except HpcparError as error:
+    say("story: " + "|".join(error.__notes__))
+    os._exit(3)
+""",
+        3,
+    )
+    stories = [note for note in done.notes if note.what.startswith("story: ")]
+    assert sorted(note.rank for note in stories) == [0, 1], done
+    for note in stories:
+        place = 0 if "subgroup" in call else 2
+        assert re.match(rf"story: rank {place} last: {last}", note.what), note
+        own = "|last operations of this rank:\n  world #"
+        assert own in note.what or "subgroup" in call
+
+
+def test_the_record_of_a_stopped_rank_is_read(node_job):
+    done = node_job(
+        """
+for _ in range(5):
+    group.all_reduce(x, out=out)
+if last:
+    signal_me("STOP", 0, f"sleep 4; kill -KILL {os.getpid()}")
+    time.sleep(60)
+for call in (lambda: group.all_reduce(x, timeout=1.5), lambda: group.all_reduce(x, out=out)):
+    try:
+        call()
+    except CollectiveTimeout as error:
+        say("late", error)
+        say("story: " + "|".join(error.__notes__))
+    except GroupFailed:
+        os._exit(3)
+""",
+        3,
+    )
+    assert {note.rank for note in done.said("late")} == {0, 1}, done
+    stories = [note for note in done.notes if note.what.startswith("story: ")]
+    assert len(stories) == 2, done
+    for note in stories:
+        assert re.match(rf"story: rank 2 last: {DONE}\|last operations", note.what), note
+
+
+def test_the_report_of_a_job_that_ends_tells_what_who_left_did_last(node_job):
+    done = node_job(
+        """
+        group.barrier()
+        if not last:
+            time.sleep(0.2)
+            group.all_reduce(x, out=out)
+        """,
+        3,
+    )
+    assert done.code not in (0, None)
+    assert re.search(r"rank 2 last: world #0 barrier done \d+ us", done.err), done

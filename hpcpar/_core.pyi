@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 _Array = NDArray[Any]
 #: Whatever has the buffer protocol, which Python names from 3.12 on.
-Buffer: TypeAlias = bytes | bytearray | memoryview | mmap | _Array
+_Buffer: TypeAlias = bytes | bytearray | memoryview | mmap | _Array
 _After = Callable[[_Array], object]
 _Way = tuple[Any, ...]
 _Record = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
@@ -146,7 +146,7 @@ class Recorder:
     def __new__(
         cls,
         capacity: int = 1024,
-        memory: Buffer | None = None,
+        memory: _Buffer | None = None,
         reserve: Callable[[int], object] | None = None,
     ) -> Recorder: ...
     def add_group(self, name: str, rank: int, size: int, /) -> int:
@@ -192,7 +192,7 @@ class RecordReader:
         It is too short, or holds no record of this version.
     """
 
-    def __new__(cls, buffer: Buffer) -> RecordReader: ...
+    def __new__(cls, buffer: _Buffer) -> RecordReader: ...
     def seq(self, slot: int, /) -> int:
         """Return the sequence number of the group's next operation."""
     def last(self, n: int, /) -> list[_Record]:

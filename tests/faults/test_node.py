@@ -336,3 +336,22 @@ def test_the_report_of_a_job_that_ends_tells_what_who_left_did_last(node_job):
     )
     assert done.code not in (0, None)
     assert re.search(r"rank 2 last: world #0 barrier done \d+ us", done.err), done
+
+
+def test_a_record_can_be_read_after_shutdown(node_job):
+    done = node_job(
+        """
+        for _ in range(3):
+            group.all_reduce(x, out=out)
+        record = group.recorder
+        hp.shutdown()
+        say(f"kept {len(record.last(8))} of {record.groups()[0][:3]}")
+        group = hp.init()
+        group.all_reduce(x, out=out)
+        say(f"new {len(group.recorder.last(8))}")
+        """,
+        2,
+    )
+    assert done.code == 0, done
+    kept = [f"kept 3 of ('world', {rank}, 2)" for rank in range(2)]
+    assert sorted(note.what for note in done.notes) == [*kept, "new 1", "new 1"]

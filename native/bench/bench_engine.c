@@ -15,7 +15,7 @@ struct job {
     struct hp_team team;
     struct hp_request request;
     float send[16384], recv[16384];
-    struct hp_recorder *recorder;
+    struct hp_recorder recorder;
     uint8_t header[HP_POST_HEADER];
 };
 
@@ -69,14 +69,14 @@ static void watched_all_reduce(void *arg)
     struct job *const job = arg;
     const struct hp_operation operation = {.verb = 2, .dtype = 12, .count = 1, .itemsize = 4};
     const struct hp_total traffic = {.sent = 4, .received = 4, .messages = 1};
-    const int64_t ticket = hp_recorder_begin(job->recorder, &operation);
-    const uint64_t seq = hp_recorder_group(job->recorder, 0)->seq - 1;
+    const int64_t ticket = hp_recorder_begin(&job->recorder, &operation);
+    const uint64_t seq = hp_recorder_seq(&job->recorder, 0) - 1;
     memcpy(job->header + HP_HEADER_SEQ, &seq, sizeof seq);
     job->request.header = job->header;
     all_reduce(job);
     job->request.header = NULL;
-    hp_recorder_sent(job->recorder, ticket, &traffic);
-    hp_recorder_end(job->recorder, ticket, 0);
+    hp_recorder_sent(&job->recorder, ticket, &traffic);
+    hp_recorder_end(&job->recorder, ticket, 0);
 }
 
 /* Begin a group of two processes; the other one's id, 0 in itself. */
@@ -124,12 +124,11 @@ static double round_ns(void (*body)(void *), struct job *job)
 /* What record and fingerprint cost: both ways by turns, a million calls each. */
 static void bench_watching(void *const *windows, struct job *job)
 {
-    const size_t nbytes = hp_recorder_bytes(1024);
+    void *const memory = filled(hp_recorder_bytes(1024, 1));
     double plain[PAIRS], watched[PAIRS];
     const pid_t child = part(windows, job, sizeof(float));
-    job->recorder = filled(nbytes);
-    hp_recorder_init(job->recorder, 1024);
-    hp_recorder_add_group(job->recorder, "world", 0, 2);
+    hp_recorder_init(&job->recorder, memory, 1024);
+    hp_recorder_add_group(&job->recorder, "world", 0, 2);
     for (int i = 0; i < PAIRS; i++) {
         plain[i] = round_ns(all_reduce, job);
         watched[i] = round_ns(watched_all_reduce, job);
@@ -140,7 +139,7 @@ static void bench_watching(void *const *windows, struct job *job)
     qsort(watched, PAIRS, sizeof watched[0], by_value);
     report("the same, watched", sizeof(float), watched[PAIRS / 2], 0);
     report("record and fingerprint", sizeof(float), watched[PAIRS / 2] - plain[PAIRS / 2], 0);
-    free(job->recorder);
+    free(memory);
     end(windows, child);
 }
 

@@ -353,7 +353,7 @@ class NodeBackend(Backend):
             self._looked = time.monotonic()
             others = [r for r in range(self.size) if r != self.rank]
             possible = others if op.root is None else [op.root]
-            if self.rank in possible or not all(map(self._is_dead, possible)):
+            if self.rank in possible or not (possible and all(map(self._is_dead, possible))):
                 return False
             if self._rest.test(op):  # what was sent before has come by now, if it ever does
                 return True

@@ -138,7 +138,7 @@ def test_who_has_left_is_marked(mine, capsys):
     recorder = Recorder(memory=memoryview(mine.buffer)[start:stop])
     recorder.add_group("world", 0, 1)
     assert f"rank 5, PID {os.getpid()}: " in shown(capsys, os.getpid())
-    os.pwrite(mine.fileno(), struct.pack("<Q", 1), 192)
+    os.pwrite(mine.fileno(), struct.pack("<Q", 1), window._HEADER.size - 8)
     assert f"rank 5, PID {os.getpid()}, has left: " in shown(capsys, os.getpid())
 
 

@@ -12,7 +12,7 @@ _Array = NDArray[Any]
 _Buffer: TypeAlias = bytes | bytearray | memoryview | mmap | _Array
 _After = Callable[[_Array], object]
 _Way = tuple[Any, ...]
-_Record = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+_Record = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, str]
 
 def reduce(
     out: _Array,
@@ -141,6 +141,8 @@ class Recorder:
     reserve : callable, optional
         Called with the number of bytes from the begin of `memory` that are going to be used; an
         exception of it passes, and nothing is written.
+    own : str, optional
+        Record who calls: file and line of the innermost frame whose file does not begin so.
     """
 
     def __new__(
@@ -148,6 +150,7 @@ class Recorder:
         capacity: int = 1024,
         memory: _Buffer | None = None,
         reserve: Callable[[int], object] | None = None,
+        own: str | None = None,
     ) -> Recorder: ...
     def add_group(self, name: str, rank: int, size: int, /) -> int:
         """Return a slot for a group (4,096 at most; names are cut at 47 bytes)."""
@@ -165,7 +168,7 @@ class Recorder:
         """Return the newest ``n`` records, newest last.
 
         (slot, seq, verb, dtype, count, itemsize, peer, start_ns, end_ns or 0, status, sent,
-        received, messages)
+        received, messages, who called or "")
         """
     def groups(self) -> list[tuple[str, int, int, int]]:
         """Return (name, rank, size, sequence number of the next operation) by slot."""

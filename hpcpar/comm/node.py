@@ -198,7 +198,11 @@ class NodePlace:
 def _make_recorder(windows: NodeWindows) -> Recorder:
     """Return a record in my window; a group takes memory for its part when it is made."""
     memory = memoryview(windows.buffers[windows.index])[_RECORD]
-    return Recorder(memory=memory, reserve=lambda nbytes: windows.grow(_RECORD.start + nbytes))
+    return Recorder(
+        memory=memory,
+        reserve=lambda nbytes: windows.grow(_RECORD.start + nbytes),
+        own=record.OWN,
+    )
 
 
 def _part(core: Node, windows: NodeWindows) -> None:

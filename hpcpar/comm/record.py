@@ -6,8 +6,9 @@ the backend is MPI, whose algorithm is its own, they are a model.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .._arrays import DTYPE_NAMES
 from .._core import Recorder, RecordReader
@@ -15,6 +16,7 @@ from .backend import Operation
 from .sizes import uneven
 
 __all__ = [
+    "OWN",
     "VERBS",
     "Entry",
     "Traffic",
@@ -26,6 +28,8 @@ __all__ = [
     "verb_code",
 ]
 
+#: Where files of this room lie, whose calls are nobody's call site.
+OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 #: Verbs by record code; the order is part of the record's format.
 VERBS = (
     *("none", "barrier", "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter"),
@@ -63,6 +67,7 @@ class Entry(NamedTuple):
     sent: int
     received: int
     messages: int
+    site: str
 
 
 def traffic(
@@ -135,13 +140,14 @@ def _parts(
     return Traffic(sum(sent), sum(got), int(verb in ("send", "sendrecv")))
 
 
-def describe_records(entries: Sequence[Sequence[int]], names: Sequence[str]) -> str:
+def describe_records(entries: Sequence[Sequence[Any]], names: Sequence[str]) -> str:
     """Return records as lines, oldest first, for error messages.
 
     Examples
     --------
-    >>> print(describe_records([(0, 17, 2, 12, 4096, 4, -1, 0, 42_000, 0, 0, 0, 0)], ["tp"]))
-      tp #17 all_reduce float32[4096] 16.0 KiB done 42 us
+    >>> entry = (0, 17, 2, 12, 4096, 4, -1, 0, 42_000, 0, 0, 0, 0, "train.py:9")
+    >>> print(describe_records([entry], ["tp"]))
+      tp #17 all_reduce float32[4096] 16.0 KiB at train.py:9 done 42 us
     """
     return "\n".join(f"  {describe_record(Entry(*entry), names)}" for entry in entries)
 
@@ -171,6 +177,7 @@ def describe_record(entry: Entry, names: Sequence[str]) -> str:
     if entry.elements or entry.dtype:
         kib = entry.elements * entry.itemsize / 1024
         what += f" {_name(DTYPE_NAMES, entry.dtype)}[{entry.elements}] {kib:.1f} KiB"
+    what += f" at {entry.site}" if entry.site else ""
     if not entry.end_ns:
         return f"{what} not done"
     state = "done" if entry.status == 0 else "failed"

@@ -57,7 +57,7 @@ class Home:
         hosts: Sequence[str],
         recorder: Recorder | None = None,
     ) -> None:
-        self.recorder = Recorder() if recorder is None else recorder
+        self.recorder = Recorder(own=record.OWN) if recorder is None else recorder
         self.locks = ArrayLocks()
         self.progress = progress
         self.settings = settings

@@ -40,7 +40,7 @@ class RankRecord(NamedTuple):
     host: str
     now_ns: int
     groups: Sequence[str]
-    entries: Sequence[Sequence[int]]
+    entries: Sequence[Sequence[Any]]
 
 
 def trace(path: str | PathLike[str], *, group: Group | None = None) -> int:
@@ -145,6 +145,7 @@ def _operation(
             "received": entry.received,
             "messages": entry.messages,
             "state": state,
+            "site": entry.site,
         },
     }
 

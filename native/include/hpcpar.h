@@ -137,6 +137,8 @@ void hp_philox_fill(void *out, enum hp_random kind, uint64_t seed, uint64_t stre
 #define HP_MAX_VERBS 32
 #define HP_NAME_BYTES 48
 
+#define HP_SITE_BYTES 40
+
 /* One operation, as readers get it. */
 struct hp_record {
     uint64_t seq;
@@ -152,6 +154,7 @@ struct hp_record {
     int32_t status; /* 0 while it is open */
     uint16_t verb;
     uint16_t dtype;
+    char site[HP_SITE_BYTES]; /* who called: file and line; ends with a 0, may be empty */
 };
 
 struct hp_group {
@@ -175,7 +178,8 @@ struct hp_operation {
     uint16_t dtype;
     int64_t count;
     uint32_t itemsize;
-    int32_t peer; /* -1 = none */
+    int32_t peer;     /* -1 = none */
+    const char *site; /* HP_SITE_BYTES, or NULL */
 };
 
 /* A record, in whose memory one thread writes; others may read, through structs of their own. */

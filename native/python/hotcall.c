@@ -294,7 +294,9 @@ static PyObject *run_plan(HotCall *self, const struct plan *found, PyObject *con
     const struct hp_total traffic = found->traffic;
     PyObject *const after = Py_NewRef(found->after);
     hold_way(&way);
-    const int64_t ticket = hp_recorder_begin(core, &found->operation);
+    struct hp_operation operation = found->operation;
+    operation.site = hp_py_recorder_site(self->recorder);
+    const int64_t ticket = hp_recorder_begin(core, &operation);
     self->busy = true;
     const enum outcome outcome = carry_out(&way, after, args[0], args[2]);
     self->busy = false;

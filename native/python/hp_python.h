@@ -51,6 +51,8 @@ long hp_py_plain_pair(PyObject *first, PyObject *second, bool same);
 
 /* The recorder in a Recorder object, or NULL with TypeError set. */
 struct hp_recorder *hp_py_recorder_core(PyObject *object);
+/* Who calls, for hp_operation.site, where a Recorder object records that. */
+const char *hp_py_recorder_site(PyObject *recorder);
 
 /* One object per source file, added to the module. */
 extern PyMethodDef hp_py_layout_methods[];

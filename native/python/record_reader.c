@@ -38,14 +38,17 @@ PyObject *hp_py_record_seq(PyObject *self, PyObject *const *args, Py_ssize_t giv
     return PyLong_FromUnsignedLongLong(hp_recorder_seq(hp_py_core_of(self), (uint32_t)slot));
 }
 
-/* The field order is documented in _core.pyi. */
+/* The field order is documented in _core.pyi. Foreign text may be any bytes. */
 static PyObject *tuple_of(const struct hp_record *r)
 {
-    return Py_BuildValue("IKIILIiKKiKKI", r->slot, (unsigned long long)r->seq,
+    PyObject *const site = PyUnicode_DecodeUTF8(r->site, (Py_ssize_t)strlen(r->site), "replace");
+    if (!site)
+        return NULL;
+    return Py_BuildValue("IKIILIiKKiKKIN", r->slot, (unsigned long long)r->seq,
                          (unsigned int)r->verb, (unsigned int)r->dtype, (long long)r->count,
                          r->itemsize, r->peer, (unsigned long long)r->start_ns,
                          (unsigned long long)r->end_ns, r->status, (unsigned long long)r->sent,
-                         (unsigned long long)r->received, r->messages);
+                         (unsigned long long)r->received, r->messages, site);
 }
 
 PyObject *hp_py_record_last(PyObject *self, PyObject *const *args, Py_ssize_t given)

@@ -51,18 +51,21 @@ static bool set_up(Recorder *self, size_t capacity, PyObject *memory, PyObject *
 
 static PyObject *recorder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"capacity", "memory", "reserve", NULL};
+    static char *names[] = {"capacity", "memory", "reserve", "own", NULL};
     Py_ssize_t capacity = HP_RECORD_CAPACITY;
     PyObject *memory = Py_None, *call = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|nOO:Recorder", names, &capacity, &memory,
-                                     &call))
+    const char *own = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|nOOz:Recorder", names, &capacity, &memory,
+                                     &call, &own))
         return NULL;
     if (capacity <= 0 || hp_recorder_bytes((size_t)capacity, 0) == 0) {
         PyErr_Format(PyExc_ValueError, "Recorder: capacity is %zd, needs a power of two", capacity);
         return NULL;
     }
     Recorder *const self = (Recorder *)PyType_GenericAlloc(type, 0);
-    if (self && !set_up(self, (size_t)capacity, memory, call)) {
+    if (self && own)
+        self->sites = hp_sites_new(own);
+    if (self && ((own && !self->sites) || !set_up(self, (size_t)capacity, memory, call))) {
         Py_DECREF(self);
         return NULL;
     }
@@ -76,6 +79,7 @@ static void recorder_dealloc(PyObject *object)
     PyMem_Free(self->own);
     PyBuffer_Release(&self->buffer);
     Py_XDECREF(self->reserve);
+    hp_sites_free(self->sites);
     PyObject_Free(object);
     Py_DECREF(type);
 }
@@ -89,6 +93,11 @@ struct hp_recorder *hp_py_recorder_core(PyObject *object)
         return NULL;
     }
     return hp_py_core_of(object);
+}
+
+const char *hp_py_recorder_site(PyObject *recorder)
+{
+    return hp_sites_here(((Recorder *)recorder)->sites);
 }
 
 static PyObject *add_group(PyObject *self, PyObject *args)
@@ -122,7 +131,8 @@ static PyObject *begin(PyObject *self, PyObject *const *args, Py_ssize_t given)
                                     .dtype = (uint16_t)v[2],
                                     .count = v[3],
                                     .itemsize = (uint32_t)v[4],
-                                    .peer = (int32_t)v[5]};
+                                    .peer = (int32_t)v[5],
+                                    .site = hp_py_recorder_site(self)};
     const int64_t ticket = hp_recorder_begin(hp_py_core_of(self), &op);
     if (ticket < 0)
         return PyErr_Format(PyExc_ValueError, "begin: slot %lld is not a group", v[0]);
@@ -170,7 +180,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Recorder(capacity=1024, memory=None, reserve=None)\n--\n\n"
+    {Py_tp_doc, "Recorder(capacity=1024, memory=None, reserve=None, own=None)\n--\n\n"
                 "The newest operations, one record each."},
     {Py_tp_new, recorder_new},
     {Py_tp_dealloc, recorder_dealloc},

@@ -3,6 +3,7 @@
 #define HP_PY_RECORDER_H
 
 #include "hp_python.h"
+#include "site.h"
 
 /* A Recorder or a RecordReader. */
 typedef struct {
@@ -11,6 +12,7 @@ typedef struct {
     Py_buffer buffer;  /* of the caller's memory; its obj is NULL without */
     void *own;         /* memory of our own, or NULL */
     PyObject *reserve; /* called with the bytes from the begin that are going to be used; or NULL */
+    struct hp_sites *sites; /* to record who calls, or NULL */
 } Recorder;
 
 static inline struct hp_recorder *hp_py_core_of(PyObject *self)

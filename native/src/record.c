@@ -17,6 +17,7 @@
 #define MAGIC 0x6870726563303032ull /* "hprec002": changes with the layout */
 #define VERB_BITS 5
 #define SLOT_BITS 12
+#define SITE_WORDS (HP_SITE_BYTES / sizeof(uint64_t))
 #define TRIES 4 /* looks at a record that goes on being rewritten */
 
 _Static_assert(HP_MAX_VERBS == 1 << VERB_BITS, "a ticket holds any verb");
@@ -35,7 +36,7 @@ struct cell {
     _Atomic uint64_t peer_itemsize; /* two halves, the first one the lower */
     _Atomic uint64_t dtype;
     _Atomic uint64_t status; /* means something where the operation has ended */
-    uint8_t reserved[40];
+    _Atomic uint64_t site[SITE_WORDS];
 };
 
 struct sum {
@@ -183,8 +184,18 @@ static void add_released(_Atomic uint64_t *word, uint64_t more)
     hp_store_release(word, hp_load_relaxed(word) + more);
 }
 
+static void fill_site(struct cell *cell, const char *site)
+{
+    uint64_t words[SITE_WORDS] = {0};
+    if (site)
+        memcpy(words, site, sizeof words);
+    for (size_t i = 0; i < SITE_WORDS; i++)
+        hp_store_release(&cell->site[i], words[i]);
+}
+
 static void fill(struct cell *cell, const struct hp_operation *op, uint64_t seq)
 {
+    fill_site(cell, op->site);
     hp_store_release(&cell->seq, seq);
     hp_store_release(&cell->count, (uint64_t)op->count);
     hp_store_release(&cell->end_ns, 0);
@@ -279,6 +290,7 @@ int hp_recorder_withdraw(struct hp_recorder *r, int64_t ticket)
 /* Copy what the words say. The acquires pair with the releases in fill, sent and end. */
 static void copy(const struct cell *cell, uint64_t ticket, struct hp_record *out)
 {
+    uint64_t site[SITE_WORDS];
     out->end_ns = hp_load_acquire(&cell->end_ns); /* first: what is there by then is all */
     const uint64_t status = hp_load_acquire(&cell->status);
     const uint64_t peer = hp_load_acquire(&cell->peer_itemsize);
@@ -294,6 +306,10 @@ static void copy(const struct cell *cell, uint64_t ticket, struct hp_record *out
     out->dtype = (uint16_t)hp_load_acquire(&cell->dtype);
     out->slot = slot_of(ticket);
     out->verb = (uint16_t)verb_of(ticket);
+    for (size_t i = 0; i < SITE_WORDS; i++)
+        site[i] = hp_load_acquire(&cell->site[i]);
+    memcpy(out->site, site, sizeof out->site);
+    out->site[HP_SITE_BYTES - 1] = 0; /* whatever I attached to */
 }
 
 /* Copy the record in a cell and return its ticket; 0 if there is none, or none that stays. */

@@ -197,6 +197,8 @@ class Node:
         A socket to each rank whose hang-up is its death; may be shorter, or hold -1.
     spins, chunk : int
         Looks before a wait sleeps; bytes of a chunk, equal on all ranks.
+    in_threads : bool
+        The ranks are threads of this process: much data is moved, and waited for, without the GIL.
     """
 
     def __new__(
@@ -207,6 +209,7 @@ class Node:
         sockets: tuple[int, ...],
         spins: int,
         chunk: int,
+        in_threads: bool,
     ) -> Node: ...
     def claim(self, key: int, /) -> int:
         """Take an area of my window for a group."""
@@ -224,6 +227,8 @@ class Node:
         """Whether a peer's process is gone."""
     def has_left(self, peer: int, /) -> bool:
         """Whether a peer left in order."""
+    def is_gone(self, peer: int, /) -> bool:
+        """Whether a peer has left, has failed, or its process is gone."""
 
 @final
 class Team:

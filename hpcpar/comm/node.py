@@ -14,21 +14,21 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from .._arrays import dtype_code
 from .._core import Node, NodeCall, Team
-from ..errors import CollectiveTimeout, GroupFailed, RankFailed, UnsupportedError
+from ..errors import CollectiveTimeout, GroupFailed, HpcparError, UnsupportedError
 from .agree import HEADER_NBYTES, Header, describe_call, disagreement
 from .backend import Agreement, Backend, CrossedGroupsError, Direct, Operation
 from .reductions import OPS
 
 if TYPE_CHECKING:
-    from .handover import NodeWindows
+    from mmap import mmap
 
-__all__ = ["NodeBackend", "NodePlace"]
+__all__ = ["NodeBackend", "NodePlace", "Windows"]
 
 _CHUNK = 512 * 1024  # long enough that ranks seldom wait for each other
 _SPINS = 30_000  # looks before a wait sleeps: some 300 us, more than it takes to wake a sleeper
@@ -53,34 +53,89 @@ _VERBS = {
 _ROOTED = {"gather": "all_gather", "scatter": "all_to_all"}  # carried by these, with a root
 _PRIMITIVES = tuple(op for op in OPS if op != "mean")
 _MESSAGES = ("send", "recv", "probe")
+_NO_HEADER = bytes(HEADER_NBYTES)
+
+
+class Windows(Protocol):
+    """The memory of ranks that share it, as one of them has it: of processes, or of threads.
+
+    Attributes
+    ----------
+    backend : str
+        Name of the backend that it makes.
+    in_threads : bool
+        Whether the ranks are threads of one process.
+    ranks : tuple of int
+        Global ranks, in order.
+    index : int
+        My place among them.
+    pid : int
+        The process that may use it.
+    """
+
+    backend: str
+    in_threads: bool
+    ranks: tuple[int, ...]
+    index: int
+    pid: int
+
+    @property
+    def buffers(self) -> tuple[mmap | memoryview, ...]:
+        """The window of each of them, writable."""
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """A socket per rank whose hang-up is its death, -1 for none; may be empty."""
+
+    def fileno(self) -> int:
+        """Return the file of my window, where memory must be reserved; -1: it is there."""
+
+    def fail(self, reason: BaseException) -> None:
+        """Keep why this rank takes part in nothing any more, for those who ask."""
+
+    def loss(self, rank: int) -> HpcparError:
+        """Return the error of who waits for member `rank` of a group, which is gone."""
+
+    def close(self) -> None:
+        """Let go of the memory. Local; a second call does nothing."""
 
 
 class NodePlace:
-    """My process on its node: the windows, and the areas of groups in its own.
+    """My rank on its node: the windows, and the areas of groups in its own.
 
     Parameters
     ----------
-    windows : NodeWindows
+    windows : Windows
     cores : int
         That its ranks may run on, all together: if they do not fit, waits do not spin.
 
     Attributes
     ----------
-    core : Node
+    backend : str
+        Name of the backend that it makes.
     """
 
-    def __init__(self, windows: NodeWindows, cores: int) -> None:
+    def __init__(self, windows: Windows, cores: int) -> None:
         arrays = tuple(np.frombuffer(b, np.uint8) for b in windows.buffers)
-        spins = _SPINS if len(arrays) <= cores else 0
+        # Who is awaited may need the core, or the GIL that a spinning thread takes from it.
+        spins = _SPINS if len(arrays) <= cores and not windows.in_threads else 0
         fd = windows.fileno()
-        self.core = Node(arrays, windows.index, fd, windows.fds, spins, _CHUNK)
+        shared = (windows.fds, spins, _CHUNK, windows.in_threads)
+        self._core: Node | None = Node(arrays, windows.index, fd, *shared)
+        self.backend, self._windows = windows.backend, windows
         # Also at the end of the process, for programs that do not call shutdown().
-        self._let_go = weakref.finalize(self, _part, self.core, windows)
+        self._let_go = weakref.finalize(self, _part, self._core, windows)
         self._index = {rank: i for i, rank in enumerate(windows.ranks)}
         self._has_lost = False
         self._made: dict[tuple[int, ...], int] = {}
         self._open: dict[int, tuple[int, ...]] = {}
         self._closed: list[tuple[int, int, tuple[tuple[int, int], ...]]] = []
+
+    @property
+    def core(self) -> Node:
+        """The windows as the core sees them, until the place is closed."""
+        assert self._core is not None
+        return self._core
 
     def members(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return the places of global ranks on the node."""
@@ -93,7 +148,7 @@ class NodePlace:
 
         Raises
         ------
-        CollectiveTimeout, RankFailed
+        CollectiveTimeout, RankFailed, GroupFailed
             A member does not come.
         """
         self._sweep()
@@ -106,17 +161,19 @@ class NodePlace:
 
     def _key(self, ranks: tuple[int, ...]) -> int:
         """Return the same number, never 0, on all members; another each time a group is made."""
+        count = self._made[ranks] = self._made.get(ranks, 0) + 1
+        if len(ranks) == 1:  # nobody else looks for it
+            return count
         from hashlib import blake2b
 
-        count = self._made[ranks] = self._made.get(ranks, 0) + 1
         text = f"{ranks} {count}".encode()
         return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1
 
     def _await(self, rank: int, place: int, key: int, deadline: float | None) -> int:
         pause = 0.0
         while (area := self.core.find(place, key)) is None:
-            if self.core.is_dead(place):
-                raise RankFailed(f"subgroup: rank {rank} of the group to be made has died.")
+            if self.core.is_gone(place) and self.core.find(place, key) is None:
+                raise self._windows.loss(rank)
             if deadline is not None and time.monotonic() > deadline:
                 raise CollectiveTimeout(f"subgroup: missing: [{rank}].")
             time.sleep(pause)
@@ -156,17 +213,25 @@ class NodePlace:
             self._has_lost = any(gone)
         return self._has_lost
 
-    def fail(self) -> None:
+    def fail(self, reason: BaseException) -> None:
         """Tell the node's other ranks that this one takes part in nothing any more."""
-        self.core.leave(True)
+        core = self._core  # another thread may close the place
+        if core is not None:
+            self._windows.fail(reason)
+            core.leave(True)
+
+    def loss(self, rank: int) -> HpcparError:
+        """Return the error of who waits for member `rank` of a group, which is gone."""
+        return self._windows.loss(rank)
 
     def close(self) -> None:
         """Leave in order, and hang up. Local; a second call does nothing."""
         self.has_lost()  # it cannot be seen later
         self._let_go()
+        self._core = None  # with the last call that uses it the windows are unmapped
 
 
-def _part(core: Node, windows: NodeWindows) -> None:
+def _part(core: Node, windows: Windows) -> None:
     if os.getpid() == windows.pid:  # a forked child is no rank
         core.leave(False)
         windows.close()
@@ -189,7 +254,7 @@ def _is_alone() -> bool:
 
 
 class NodeBackend(Backend):
-    """Carries a group whose ranks share a node.
+    """Carries a group whose ranks share memory: on one node, or in one process.
 
     Parameters
     ----------
@@ -204,7 +269,6 @@ class NodeBackend(Backend):
         Seconds that calls of the hot path, and the making of groups, may take.
     """
 
-    name = "node"
     always_checks = True
     compares_itself = True
 
@@ -216,7 +280,7 @@ class NodeBackend(Backend):
         rest: Callable[[], Backend],
         timeout: float | None,
     ) -> None:
-        self.rank, self.size = rank, len(ranks)
+        self.name, self.rank, self.size = place.backend, rank, len(ranks)
         self._place, self._ranks, self._timeout = place, tuple(ranks), timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         self._key, self._areas = place.enter(self._ranks, deadline)
@@ -242,6 +306,7 @@ class NodeBackend(Backend):
         """Let go of the area and of what carries messages; collective."""
         mine = self._areas[self.rank]
         self._place.retire(self._key, self._members, self._areas, mine)
+        self._teams = []
         self._rest.close()
 
     def has_lost(self) -> bool:
@@ -250,7 +315,7 @@ class NodeBackend(Backend):
 
     def abort(self, reason: BaseException) -> None:
         """Wake who waits here, then end the job as what carries messages does."""
-        self._place.fail()
+        self._place.fail(reason)
         self._rest.abort(reason)
 
     def give_up(self, late: bool) -> None:
@@ -323,7 +388,8 @@ class NodeBackend(Backend):
 
     def _call(self, op: Operation) -> NodeCall:
         """Return the collective that carries `op`."""
-        agreement = Agreement(_verb_code(op.verb), _data_header(op.verb), self.error)
+        header = _NO_HEADER if self.size == 1 else _data_header(op.verb)
+        agreement = Agreement(_verb_code(op.verb), header, self.error)
         if op.verb != "exchange":
             return self._make(op, agreement, True)
         assert op.send is not None
@@ -376,7 +442,7 @@ class NodeBackend(Backend):
     def error(self, code: int, rank: int) -> BaseException:
         """Return the exception for what the core says of the rank that it waited for."""
         if code == errno.EPIPE:
-            return RankFailed(f"rank {rank} has left or died, and is missing here.")
+            return self._place.loss(rank)
         if code == errno.ECANCELED:
             return GroupFailed(f"rank {rank} has given up waiting here.")
         if code == errno.EDEADLK:

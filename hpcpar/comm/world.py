@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import (
@@ -26,7 +27,7 @@ from .layout import Memory, NoMemory
 from .progress import Progress
 from .runner import Home
 from .settings import Settings, check_timeout
-from .threads import Shared, ThreadsBackend, start_ranks
+from .threads import MAX_RANKS, Seat, Shared, start_ranks
 
 if TYPE_CHECKING:
     from .bootstrap import Bootstrap
@@ -63,7 +64,7 @@ class _Place:
     def group_of_one(self) -> Group:
         """Return the group for libraries in a program that started nothing, always the same."""
         if self._alone is None:
-            self._alone = _alone(Settings(), ThreadsBackend(Shared(1), (0,), 0)).group
+            self._alone = _on_one_thread(Settings()).group
         return self._alone
 
 
@@ -140,7 +141,7 @@ def _start(settings: Settings, comm: Any) -> _World:
     threads = settings.backend == "threads" or not launch.is_launched(env)
     if comm is None and settings.backend != "mpi" and threads:
         launch.check_world(env, 1)
-        return _alone(settings, ThreadsBackend(Shared(1), (0,), 0))
+        return _on_one_thread(settings)
     from . import watch  # with the guard and what it needs: only jobs of several ranks do
     from .bootstrap import load_mpi
 
@@ -162,6 +163,13 @@ def _fake_place(text: str) -> tuple[int, int]:
     if not (rank_text.isdigit() and size_text.isdigit() and int(rank_text) < int(size_text)):
         raise ArgumentError(f"init: HPCPAR_FAKE={text!r} must be rank/size, such as 0/1024.")
     return int(rank_text), int(size_text)
+
+
+def _on_one_thread(settings: Settings) -> _World:
+    seat = Seat(Shared(1), 0)
+    made = _alone(settings, seat.backend(settings.timeout))
+    made.last.append(seat.close)
+    return made
 
 
 def _alone(settings: Settings, backend: Backend) -> _World:
@@ -420,27 +428,34 @@ def run_ranks(
     >>> run_ranks(3, lambda group: group.all_reduce(group.rank))
     [3, 3, 3]
     """
-    if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
-        raise ArgumentError(f"run_ranks: num_ranks {num_ranks!r} must be an integer >= 1.")
+    is_number = isinstance(num_ranks, int) and not isinstance(num_ranks, bool)
+    if not is_number or not 1 <= num_ranks <= MAX_RANKS:
+        raise ArgumentError(
+            f"run_ranks: num_ranks {num_ranks!r} must be an integer in 1..{MAX_RANKS}."
+        )
     settings = Settings("auto", timeout, check, deterministic)  # type: ignore[arg-type]
 
-    def on_rank(mine: int, shared: Shared) -> Any:
+    def on_rank(seat: Seat) -> Any:
         """Play one rank."""
-        backend = ThreadsBackend(shared, range(num_ranks), mine)
         home = Home(Progress(threaded=True), settings, Memory(), [_host()] * num_ranks)
-        group = Group(home, backend, range(num_ranks), "world")
+        seat.undo.append(partial(_leave, home))
+        group = Group(home, seat.backend(settings.timeout), range(num_ranks), "world")
         home.groups[group.ranks] = group
         _place.set(_Place(_World(group, Settings(), None)))
-        try:
-            result = body(group, *args)
-            shutdown()  # waits for asynchronous calls and raises what nobody waited for
-        finally:
-            home.progress.stop()
+        result = body(group, *args)
+        shutdown()  # waits for asynchronous calls and raises what nobody waited for
         return result
 
-    outcomes = start_ranks(num_ranks, on_rank, Shared(num_ranks))
+    outcomes = start_ranks(num_ranks, on_rank)
     _raise_first([error for _, error in outcomes])
     return [result for result, _ in outcomes]
+
+
+def _leave(home: Home) -> None:
+    """End what a rank that failed has not ended."""
+    home.progress.stop()
+    for group in list(home.groups.values()):
+        group.free()
 
 
 def _raise_first(errors: Sequence[BaseException | None]) -> None:

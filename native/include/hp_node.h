@@ -91,7 +91,7 @@ _Static_assert(sizeof(struct hp_post) == 4096, "a post is a page, its head a lin
 _Static_assert(offsetof(struct hp_post, header) == HP_CACHE_LINE, "the head of a post is a line");
 _Static_assert(offsetof(struct hp_lane, slots) == 16384, "slots lie on pages");
 
-enum hp_gone { HP_HERE, HP_CLOSED, HP_GAVE_UP, HP_TIMED_OUT };
+enum hp_gone { HP_HERE, HP_GAVE_UP, HP_TIMED_OUT, HP_CLOSED = 4 /* beside the others */ };
 
 #define HP_RECORD_OFFSET (64u << 10) /* where a window keeps its flight record */
 #define HP_AREAS_OFFSET (2u << 20)
@@ -115,6 +115,8 @@ int hp_node_init(struct hp_node *node, void *const *windows, int size, int index
 void hp_node_leave(struct hp_node *node, enum hp_state how);
 /* Whether a peer has left in order. */
 bool hp_node_has_left(const struct hp_node *node, int peer);
+/* Whether a peer has said nothing of an end; its process may be gone all the same. */
+bool hp_node_is_alive(const struct hp_node *node, int peer);
 
 /* Take an area of my window for the group of `key` (not 0). Its index, -ENOSPC, -ENOMEM. */
 int hp_node_claim(struct hp_node *node, uint64_t key);

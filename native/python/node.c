@@ -24,12 +24,14 @@ static int map_windows(PyObject *windows, void **where, uint64_t *length)
 
 static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"windows", "index", "fd", "sockets", "spins", "chunk", NULL};
+    static char *names[] = {"windows", "index", "fd", "sockets", "spins", "chunk", "in_threads",
+                            NULL};
     PyObject *windows, *sockets;
-    int index, fd;
+    int index, fd, in_threads;
     unsigned int spins, chunk;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iiO!II:Node", names, &PyTuple_Type, &windows,
-                                     &index, &fd, &PyTuple_Type, &sockets, &spins, &chunk))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iiO!IIp:Node", names, &PyTuple_Type,
+                                     &windows, &index, &fd, &PyTuple_Type, &sockets, &spins,
+                                     &chunk, &in_threads))
         return NULL;
     Node *const self = (Node *)PyType_GenericAlloc(type, 0);
     void *where[HP_MAX_LOCAL];
@@ -52,6 +54,7 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->core.fd = fd;
     self->core.spins = spins;
     self->core.chunk = chunk;
+    self->in_threads = in_threads;
     for (int i = 0; i < self->core.size; i++)
         self->sockets[i] = i < PyTuple_Size(sockets)
                                ? (int)PyLong_AsLong(PyTuple_GetItem(sockets, i))
@@ -156,6 +159,15 @@ static PyObject *has_left(PyObject *self, PyObject *peer)
     return PyBool_FromLong(hp_node_has_left(node_of(self), (int)index));
 }
 
+static PyObject *is_gone(PyObject *self, PyObject *peer)
+{
+    const long index = PyLong_AsLong(peer);
+    if (PyErr_Occurred())
+        return NULL;
+    return PyBool_FromLong(!hp_node_is_alive(node_of(self), (int)index) ||
+                           hp_py_is_hung_up((Node *)self, (int)index));
+}
+
 static PyMethodDef node_methods[] = {
     {"claim", claim, METH_O, "claim(key, /)\n--\n\nTake an area of my window for a group."},
     {"find", find, METH_VARARGS, "find(peer, key)\n--\n\nA peer's area for a group, or None."},
@@ -166,11 +178,13 @@ static PyMethodDef node_methods[] = {
     {"leave", leave, METH_O, "leave(failed, /)\n--\n\nTell all ranks of the node that I go."},
     {"is_dead", is_dead, METH_O, "is_dead(peer, /)\n--\n\nWhether a peer's process is gone."},
     {"has_left", has_left, METH_O, "has_left(peer, /)\n--\n\nWhether a peer left in order."},
+    {"is_gone", is_gone, METH_O, "is_gone(peer, /)\n--\n\nWhether a peer left, failed or died."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot node_slots[] = {
-    {Py_tp_doc, "Node(windows, index, fd, sockets, spins, chunk)\n--\n\nMy node's windows."},
+    {Py_tp_doc, "Node(windows, index, fd, sockets, spins, chunk, in_threads)\n--\n\n"
+                "My node's windows."},
     {Py_tp_new, node_new},
     {Py_tp_dealloc, node_dealloc},
     {Py_tp_methods, node_methods},

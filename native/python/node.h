@@ -10,6 +10,7 @@ typedef struct {
     struct hp_node core;
     PyObject *windows; /* tuple of arrays that keep the windows mapped */
     int sockets[HP_MAX_LOCAL];
+    bool in_threads; /* the ranks are threads of this process and need its GIL, too */
 } Node;
 
 typedef struct {

@@ -6,6 +6,7 @@
 
 #define SLICE_NS 40000000 /* between two looks at signals, sockets and cycles */
 #define EARLY 100         /* looks before the GIL is given away */
+#define MUCH (64 << 10)   /* bytes that are not moved with the GIL where other ranks need it */
 
 typedef struct {
     PyObject_HEAD
@@ -20,6 +21,7 @@ typedef struct {
     double *factors;
     double divisor;
     uint8_t header[HP_POST_HEADER];
+    int looks; /* before the GIL is given away; 0: nothing is done with it */
     uint64_t limit; /* nanoseconds that a call on the hot path may take */
     uint64_t looked; /* when sockets were looked at last */
 } NodeCall;
@@ -73,6 +75,17 @@ static bool read_header(NodeCall *self, PyObject *header, PyObject *record)
     return true;
 }
 
+/* Ranks that are threads cannot come while this one holds the GIL: one look sees all there is. */
+static int count_looks(const NodeCall *self)
+{
+    uint64_t moved = self->request.nbytes;
+    for (int i = 0; i < 2 * team_of(self)->size; i++)
+        moved += self->counts[i];
+    if (!((Node *)((Team *)self->team)->node)->in_threads)
+        return EARLY;
+    return moved < MUCH ? 1 : 0;
+}
+
 static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"team", "verb", "dtype", "op", "root", "nbytes", "counts", "scales",
@@ -102,6 +115,7 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_DECREF((PyObject *)self);
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "NodeCall: header's size");
     }
+    self->looks = count_looks(self);
     return (PyObject *)self;
 }
 
@@ -233,12 +247,24 @@ static int wait_long(NodeCall *self, uint64_t nanoseconds)
 static int wait_for(NodeCall *self, uint64_t nanoseconds)
 {
     int rc = HP_PENDING;
-    for (int i = 0; rc == HP_PENDING && i < EARLY; i++)
+    for (int i = 0; rc == HP_PENDING && i < self->looks; i++)
         rc = hp_call_advance(&self->core);
     if (rc != HP_PENDING)
         return rc;
     rc = wait_long(self, nanoseconds);
     hp_team_end_wait(team_of(self));
+    return rc;
+}
+
+/* Move on without blocking, and without the GIL where that may take long for others. */
+static int move_on(NodeCall *self)
+{
+    int rc;
+    if (self->looks > 0)
+        return hp_call_advance(&self->core);
+    Py_BEGIN_ALLOW_THREADS
+    rc = hp_call_advance(&self->core);
+    Py_END_ALLOW_THREADS
     return rc;
 }
 
@@ -254,19 +280,19 @@ static PyObject *start(PyObject *object, PyObject *args)
     self->x = Py_NewRef(x);
     self->out = Py_NewRef(out);
     begin(self, x, out);
-    return outcome(self, hp_call_advance(&self->core));
+    return outcome(self, move_on(self));
 }
 
 static PyObject *test(PyObject *object, PyObject *unused)
 {
     (void)unused;
     NodeCall *const self = (NodeCall *)object;
-    int rc = hp_call_advance(&self->core);
+    int rc = move_on(self);
     if (rc == HP_PENDING)
         rc = hp_call_look(&self->core);
     if (rc == HP_PENDING && hp_now() - self->looked > SLICE_NS) {
         const int lost = find_lost(self);
-        rc = hp_call_advance(&self->core);
+        rc = move_on(self);
         rc = rc == HP_PENDING && lost >= 0 ? lose(self, lost) : rc;
     }
     return outcome(self, rc);

@@ -192,12 +192,13 @@ def map_private(size: int) -> tuple[memoryview, ...]:
         Not even short windows can be mapped.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    length = _LONE_LENGTH if size == 1 else _PRIVATE_LENGTH
+    wanted = _LONE_LENGTH if size == 1 else _PRIVATE_LENGTH
+    length = fit_length(wanted, wanted, mappable_bytes(), size)
     while length >= _LEAST_LENGTH:
         try:
             memory = mmap.mmap(-1, size * length, flags=flags)
-        except OSError:
-            length //= 4
+        except OSError:  # a system that keeps memory for all addresses
+            length //= 2
             continue
         _advise(memory)
         windows = [memoryview(memory)[i * length : (i + 1) * length] for i in range(size)]

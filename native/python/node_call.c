@@ -119,10 +119,24 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
+/* A group's error knows its backend, and that, by what failed there, this call. */
+static int call_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    const NodeCall *const self = (NodeCall *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->team);
+    Py_VISIT(self->failed);
+    Py_VISIT(self->recorder);
+    Py_VISIT(self->x);
+    Py_VISIT(self->out);
+    return 0;
+}
+
 static void call_dealloc(PyObject *object)
 {
     NodeCall *const self = (NodeCall *)object;
     PyTypeObject *const type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
     PyMem_Free(self->counts);
     PyMem_Free(self->factors);
     Py_XDECREF(self->team);
@@ -130,7 +144,7 @@ static void call_dealloc(PyObject *object)
     Py_XDECREF(self->recorder);
     Py_XDECREF(self->x);
     Py_XDECREF(self->out);
-    PyObject_Free(object);
+    PyObject_GC_Del(object);
     Py_DECREF(type);
 }
 
@@ -393,6 +407,7 @@ static PyType_Slot call_slots[] = {
                 "limit)\n--\n\nA collective of a team; called as call(x, out) it blocks."},
     {Py_tp_new, call_new},
     {Py_tp_dealloc, call_dealloc},
+    {Py_tp_traverse, call_traverse},
     {Py_tp_call, call_call},
     {Py_tp_methods, call_methods},
     {0, NULL},
@@ -401,6 +416,6 @@ static PyType_Slot call_slots[] = {
 PyType_Spec hp_py_node_call_spec = {
     .name = "hpcpar._core.NodeCall",
     .basicsize = sizeof(NodeCall),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = call_slots,
 };

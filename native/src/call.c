@@ -239,7 +239,10 @@ static bool withdrew(const struct hp_call *call, int rank, uint64_t state)
     return state == HP_LEFT && its == (call->seq | HP_WITHDRAWN);
 }
 
-/* Not only at blocked_on: that one may be late and alive while another is gone for good. */
+/*
+ * Not only at blocked_on: that one may be late and alive while another is gone for good. Who has
+ * found a cycle knows why others of it go.
+ */
 int hp_call_look(struct hp_call *call)
 {
     const struct hp_team *const team = call->team;
@@ -256,6 +259,8 @@ int hp_call_look(struct hp_call *call)
             continue;
         if (is_lost || rc == HP_PENDING)
             call->blocked_on = r;
+        if (call->cycle_ns != 0)
+            return -EDEADLK;
         if (is_lost)
             return -EPIPE;
         rc = -ECANCELED;

@@ -161,8 +161,10 @@ def test_areas_come_and_go():
     assert two.is_closed(0, area, KEY)
     assert not one.is_dead(1)  # there is no socket to tell
     assert not one.has_left(1)
+    assert not one.is_gone(1)
     two.leave(False)
     assert one.has_left(1)
+    assert one.is_gone(1)
 
 
 def test_bad_arguments_are_refused():

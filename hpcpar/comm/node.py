@@ -224,6 +224,10 @@ class NodePlace:
         """Return the error of who waits for member `rank` of a group, which is gone."""
         return self._windows.loss(rank)
 
+    def leave(self) -> None:
+        """Say that this rank begins nothing any more. Local; before its groups are closed."""
+        self.core.leave(False)
+
     def close(self) -> None:
         """Leave in order, and hang up. Local; a second call does nothing."""
         self.has_lost()  # it cannot be seen later

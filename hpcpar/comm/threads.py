@@ -106,6 +106,10 @@ class Seat:
         """Let all who wait for this rank raise because of `error`."""
         self._place.fail(error)
 
+    def leave(self) -> None:
+        """Say that this rank begins nothing any more: to have closed a group says less."""
+        self._place.leave()
+
     def close(self) -> None:
         """Leave in order. Local; a second call does nothing."""
         try:

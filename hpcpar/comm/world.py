@@ -441,7 +441,7 @@ def run_ranks(
         seat.undo.append(partial(_leave, home))
         group = Group(home, seat.backend(settings.timeout), range(num_ranks), "world")
         home.groups[group.ranks] = group
-        _place.set(_Place(_World(group, Settings(), None)))
+        _place.set(_Place(_World(group, Settings(), None, close=[seat.leave])))
         result = body(group, *args)
         shutdown()  # waits for asynchronous calls and raises what nobody waited for
         return result

@@ -278,6 +278,18 @@ def test_who_does_not_come_to_a_new_group(how):
 # -- ends ----------------------------------------------------------------------------------
 
 
+def test_who_has_left_has_not_given_up():
+    """It closes its groups as well, but that is not why it is missing."""
+
+    def body(group):
+        if group.rank < 2:
+            with pytest.raises(RankFailed, match="rank 2 has left and is missing here"):
+                group.all_reduce(1)
+
+    for _ in range(50):
+        run_ranks(3, body)
+
+
 @pytest.mark.parametrize("call", ["large", "small", "asynchronous", "recv"])
 def test_a_failure_reaches_who_waits(call):
     errors = []

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-# CPython 3.11 and 3.12 may raise SystemError when two threads parse at once, as ranks do.
+# CPython 3.11 may raise SystemError when two threads parse at once, as ranks do.
 _parser = threading.Lock()
 
 

@@ -162,6 +162,8 @@ class Recorder:
         """Add traffic to the record and to the totals."""
     def end(self, ticket: int, status: int = 0, /) -> None:
         """Close a record."""
+    def detach(self) -> None:
+        """Go on in memory of its own, with what is recorded; `memory` may go."""
     def seq(self, slot: int, /) -> int:
         """Return the sequence number of the group's next operation."""
     def last(self, n: int, /) -> list[_Record]:
@@ -248,6 +250,8 @@ class Node:
         lives; may be shorter, or hold -1.
     spins, chunk : int
         Looks before a wait sleeps; bytes of a chunk, equal on all ranks.
+    in_threads : bool
+        The ranks are threads of this process: much data is moved, and waited for, without the GIL.
     """
 
     def __new__(
@@ -258,6 +262,7 @@ class Node:
         ties: tuple[int, ...],
         spins: int,
         chunk: int,
+        in_threads: bool,
     ) -> Node: ...
     def claim(self, key: int, /) -> int:
         """Take an area of my window for a group."""
@@ -281,6 +286,8 @@ class Node:
         """Wake my own thread that sleeps so."""
     def has_left(self, peer: int, /) -> bool:
         """Whether a peer left in order."""
+    def is_gone(self, peer: int, /) -> bool:
+        """Whether a peer has left, has failed, or its process is gone."""
 
 @final
 class Team:

@@ -163,7 +163,7 @@ class Agreement(NamedTuple):
 
 
 class Backend(ABC):
-    """Who carries operations for one group; leaves: mpi, node, threads, fake.
+    """Who carries operations for one group; leaves: mpi, node, fake, messages of threads.
 
     Attributes
     ----------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,10 @@ __all__ = [
 ]
 
 
+# CPython 3.11 may raise SystemError when two threads parse at once, as ranks do.
+_parser = threading.Lock()
+
+
 def dtype_text(dtype: np.dtype[Any]) -> str:
     """Return the dtype without its byte order: its name where that says all."""
     if dtype.name in DTYPE_NAMES:
@@ -34,7 +39,8 @@ def dtype_text(dtype: np.dtype[Any]) -> str:
 
 def _read_dtype(text: str) -> np.dtype[Any]:
     if text not in DTYPE_NAMES:
-        return restore_dtype(ast.literal_eval(text))
+        with _parser:
+            return restore_dtype(ast.literal_eval(text))
     if text.startswith(("bfloat", "float8")):
         return restore_dtype(("ml_dtypes", text, True))
     return np.dtype(text)

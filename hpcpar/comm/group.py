@@ -141,9 +141,9 @@ class Group:
             return Group(self._home, None, members, name)
         found: Group | None = self._home.groups.get(members)
         if found is None:
-            found = self._home.groups[members] = Group(
-                self._home, runner.backend.subgroup(chosen), members, name
-            )
+            with where.located(self.here):
+                backend = runner.backend.subgroup(chosen)
+            found = self._home.groups[members] = Group(self._home, backend, members, name)
         else:
             found._uses += 1
         return found

@@ -16,7 +16,7 @@ from functools import partial
 from mmap import mmap
 from typing import NamedTuple, TypedDict
 
-from ..errors import ArgumentError, BackendUnavailable, GroupFailed, HpcparError
+from ..errors import ArgumentError, BackendUnavailable, GroupFailed, HpcparError, RankFailed
 from .bootstrap import Bootstrap
 from .window import DEFAULT_LENGTH, fit_length, longest_file, mappable_bytes
 from .window_ways import FileWay, Place, SocketWay, Way, hang_up
@@ -47,7 +47,14 @@ class NodeWindows:
         16 random bytes of the job.
     pid : int
         The process whose windows they are.
+    backend : str
+        Name of the backend that they make.
+    in_threads : bool
+        False: the ranks are processes.
     """
+
+    backend = "node"
+    in_threads = False
 
     def __init__(self, place: Place, way: Way | None, why: str) -> None:
         self.ranks, self.index, self.key = place.members, place.index, place.key
@@ -109,6 +116,13 @@ class NodeWindows:
         if not self._windows:
             raise GroupFailed("node engine: the shared memory is closed.")
         self._windows[self.index].grow(nbytes)
+
+    def fail(self, reason: BaseException) -> None:
+        """Keep nothing: a process that fails ends the job, and says why itself."""
+
+    def loss(self, rank: int) -> RankFailed:
+        """Return the error of who waits for member `rank` of a group, which is gone."""
+        return RankFailed(f"rank {rank} has left or died, and is missing here.")
 
     def close(self) -> None:
         """Hang up and unmap. Local; a second call does nothing.

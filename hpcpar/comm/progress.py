@@ -177,6 +177,7 @@ class Progress:
             self._rouse()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5)
+        self._bell = None  # it holds memory
 
     def _loop(self) -> None:
         pause = _FIRST_PAUSE

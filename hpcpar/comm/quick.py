@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .._arrays import Array, dtype_code
 from .._core import plain_pair, reduce
 from . import record
-from .agree import Header
+from .agree import HEADER_NBYTES, Header
 from .backend import Agreement, Operation
 from .broadcast_request import Broadcast
 from .layout import rows_before
@@ -64,13 +64,14 @@ class Quick:
 
     def _agreement(self, request: Request) -> Agreement | None:
         """Return what the ranks compare when they take the hot path."""
-        same = request.fingerprint()
+        same, runner = request.fingerprint(), self._runner
         if same is None:
             return None
+        if runner.view.size == 1:  # there is nobody to compare with
+            return Agreement(0, bytes(HEADER_NBYTES), runner.hot_error)
         said = Header.make(request.agreed(), request.local(), request.length, request.weight, 0)
         whole = Header.make(same, [], -1, 1.0, 0)
         number = int.from_bytes(whole.digest[:8], "little")
-        runner = self._runner
         return Agreement(number, said.pack(), runner.hot_error, (runner.home.recorder, runner.slot))
 
 

@@ -144,6 +144,7 @@ class Runner:
     def close(self) -> None:
         """Free the backend; every later call raises."""
         self.state, self.noisy = "closed", True
+        self.quick.forget()  # plans hold the backend's memory
         self.backend.close()
 
     def check_usable(self, verb: str) -> None:

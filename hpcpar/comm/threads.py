@@ -1,65 +1,55 @@
-"""Ranks as threads of one process: the backend of tests, of laptops and of a world of one."""
+"""Ranks as threads of one process, for tests, laptops and a world of one: memory, messages, ends.
+
+The collectives are the node engine's, on windows that are memory of this process.
+"""
 
 from __future__ import annotations
 
 import contextvars
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from .._arrays import Array
-from .._core import reduce
 from ..errors import GroupFailed, RankFailed
 from .backend import Arrived, Backend, Operation
 from .matching import Matching
-from .sizes import starts, uneven
+from .node import NodeBackend
+from .node_place import NodePlace
 
-__all__ = ["Shared", "ThreadsBackend"]
+__all__ = ["MAX_RANKS", "Seat", "Shared", "start_ranks"]
 
+MAX_RANKS = 256  # the engine's, of one node
 _LOOK = 0.05  # seconds between two looks at signals while asleep
 
 
-class _Round:
-    """One operation of a board: who has come, what each has computed, who is through."""
-
-    __slots__ = ("parts", "posts", "through")
-
-    def __init__(self) -> None:
-        self.posts: dict[int, Operation] = {}
-        self.parts: dict[int, Any] = {}
-        self.through = 0
-
-
-class _Board:
-    """Where the ranks of one group meet."""
-
-    def __init__(self, ranks: tuple[int, ...]) -> None:
-        self.ranks = ranks
-        self.rounds: dict[tuple[int, int], _Round] = {}
-        self.counts: dict[tuple[int, int], int] = {}
-        self.mail: list[list[Arrived]] = [[] for _ in ranks]
-        self.matching = [Matching() for _ in ranks]
-        self.gave_up: set[int] = set()
-
-
 class Shared:
-    """What all ranks of one run share: boards, who has left, why it failed."""
+    """What all ranks of one run share: memory, mail, who has left, why it failed."""
 
     def __init__(self, size: int) -> None:
+        from .window import map_private  # not what importing hpcpar must open
+
         self.size = size
         self.cond = threading.Condition()
         self.version = 0
         self.failure: tuple[int, BaseException] | None = None
         self.left: set[int] = set()
-        self._boards: dict[tuple[int, ...], _Board] = {}
+        self.windows = map_private(size)
+        self._offices: dict[tuple[tuple[int, ...], int], _Office] = {}
 
-    def board(self, ranks: tuple[int, ...]) -> _Board:
-        """Return the board of these global ranks, the same for all who ask."""
+    def open_office(self, ranks: tuple[int, ...], number: int) -> _Office:
+        """Return where the `number`-th group of these global ranks has its mail."""
         with self.cond:
-            return self._boards.setdefault(ranks, _Board(ranks))
+            return self._offices.setdefault((ranks, number), _Office(len(ranks)))
+
+    def close_office(self, ranks: tuple[int, ...], number: int) -> None:
+        """Drop it when all its ranks have said so."""
+        with self.cond:
+            office = self._offices[ranks, number]
+            office.closed += 1
+            if office.closed == len(ranks):
+                del self._offices[ranks, number]
 
     def changed(self) -> None:
         """Wake everybody; the caller holds the condition."""
@@ -67,7 +57,7 @@ class Shared:
         self.cond.notify_all()
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Record the first failure and wake everybody."""
+        """Record the first failure and wake everybody who waits for a message."""
         with self.cond:
             if self.failure is None:
                 self.failure = (rank, error)
@@ -77,149 +67,151 @@ class Shared:
         """Record that `rank` will not take part in anything any more."""
         with self.cond:
             self.left.add(rank)
+            if len(self.left) == self.size:
+                self.windows = ()
             self.changed()
 
-
-class _Place:
-    """An operation's place in its round."""
-
-    __slots__ = ("key", "round", "stage")
-
-    def __init__(self, key: tuple[int, int], round_: _Round) -> None:
-        self.key = key
-        self.round = round_
-        self.stage = 0
+    def loss(self, rank: int) -> GroupFailed | RankFailed:
+        """Return the error of who waits for member `rank` of a group, which is gone."""
+        if self.failure is None:
+            return RankFailed(f"rank {rank} has left and is missing here.")
+        first, cause = self.failure
+        error = GroupFailed(f"rank {first} failed: {type(cause).__name__}: {cause}")
+        error.__cause__ = cause
+        return error
 
 
-class ThreadsBackend(Backend):
-    """Collectives over shared memory of one process: every rank reads its peers' arrays.
+class Seat:
+    """One rank of a run: its place among the others, and how it ends.
+
+    Attributes
+    ----------
+    rank, size : int
+    bell : Node
+        What its communication thread sleeps on.
+    recorder : Recorder
+        Its flight record.
+    undo : list of callable
+        What is to be called when the rank ends, before it leaves.
+    """
+
+    def __init__(self, shared: Shared, rank: int) -> None:
+        self.rank, self.size = rank, shared.size
+        self.undo: list[Callable[[], None]] = []
+        self._shared = shared
+        self._place = NodePlace(_ThreadWindows(shared, rank), len(os.sched_getaffinity(0)))
+        self.bell, self.recorder = self._place.core, self._place.recorder
+
+    def backend(self, timeout: float | None) -> Backend:
+        """Return who carries the group of all ranks; collective over them."""
+        ranks = tuple(range(self.size))
+        mail = _Messages(self._shared, ranks, self.rank, {})
+        return NodeBackend(self._place, ranks, self.rank, lambda: mail, timeout)
+
+    def fail(self, error: BaseException) -> None:
+        """Let all who wait for this rank raise because of `error`."""
+        self._place.fail(error)
+
+    def leave(self) -> None:
+        """Say that this rank begins nothing any more: to have closed a group says less."""
+        self._place.leave()
+
+    def close(self) -> None:
+        """Leave in order. Local; a second call does nothing."""
+        try:
+            for undo in self.undo:
+                undo()
+        finally:
+            self._place.close()
+
+
+class _ThreadWindows:
+    """The windows of all ranks of a run, as one of them has them."""
+
+    backend = "threads"
+    in_threads = True
+    fds = ()
+
+    def __init__(self, shared: Shared, rank: int) -> None:
+        self.ranks, self.index, self.pid = tuple(range(shared.size)), rank, os.getpid()
+        self._shared = shared
+
+    @property
+    def buffers(self) -> tuple[memoryview, ...]:
+        return self._shared.windows
+
+    def fileno(self) -> int:
+        return -1
+
+    def grow(self, nbytes: int) -> None:
+        """All of it is there."""
+
+    def fail(self, reason: BaseException) -> None:
+        self._shared.fail(self.index, reason)
+
+    def loss(self, rank: int) -> GroupFailed | RankFailed:
+        return self._shared.loss(rank)
+
+    def close(self) -> None:
+        self._shared.leave(self.index)
+
+
+class _Office:
+    """The mail of one group: a box, and those who wait at it, per rank."""
+
+    def __init__(self, size: int) -> None:
+        self.boxes: list[list[Arrived]] = [[] for _ in range(size)]
+        self.matching = [Matching() for _ in range(size)]
+        self.closed = 0
+
+
+class _Messages(Backend):
+    """Carries the messages of one group: what is sent is copied into the receiver's box.
 
     Parameters
     ----------
     shared : Shared
-    ranks : sequence of int
+    ranks : tuple of int
         Global ranks of the group.
     rank : int
         My place in `ranks`.
+    made : dict
+        How often this rank has made a group, by its global ranks.
     """
 
     name = "threads"
-    always_checks = True
 
-    def __init__(self, shared: Shared, ranks: Sequence[int], rank: int) -> None:
+    def __init__(
+        self, shared: Shared, ranks: tuple[int, ...], rank: int, made: dict[tuple[int, ...], int]
+    ) -> None:
         self.rank, self.size = rank, len(ranks)
-        self._ranks = tuple(ranks)
-        self._shared = shared
-        self._board = shared.board(self._ranks)
+        self._shared, self._ranks, self._made = shared, ranks, made
+        self._number = made[ranks] = made.get(ranks, 0) + 1
+        self._office = shared.open_office(ranks, self._number)
 
     def supports(self, op: Operation) -> str | None:
-        """Everything runs natively."""
+        """Every message runs natively."""
         return None
 
-    def subgroup(self, ranks: Sequence[int]) -> ThreadsBackend:
-        """Return the backend of these ranks of this group; nobody waits."""
-        chosen = [self._ranks[r] for r in ranks]
-        return ThreadsBackend(self._shared, chosen, chosen.index(self._ranks[self.rank]))
+    def subgroup(self, ranks: Sequence[int]) -> _Messages:
+        """Return who carries the messages of these ranks of this group."""
+        chosen = tuple(self._ranks[r] for r in ranks)
+        mine = chosen.index(self._ranks[self.rank])
+        return _Messages(self._shared, chosen, mine, self._made)
 
     def close(self) -> None:
-        """Nothing to free: boards go with the run."""
-
-    def abort(self, reason: BaseException) -> None:
-        """Make every wait of the run raise."""
-        self._shared.fail(self._ranks[self.rank], reason)
-
-    def start(self, op: Operation) -> None:
-        """Post `op` on the board."""
-        if op.verb in ("send", "recv", "probe"):
-            self._start_message(op)
-            return
-        board, shared = self._board, self._shared
-        with shared.cond:
-            number = board.counts.get((op.lane, self.rank), 0)
-            board.counts[op.lane, self.rank] = number + 1
-            key = (op.lane, number)
-            round_ = board.rounds.setdefault(key, _Round())
-            round_.posts[self.rank] = op
-            op.state = _Place(key, round_)
-            shared.changed()
-
-    def test(self, op: Operation) -> bool:
-        """Compute when all have come; finish when all have computed."""
-        if op.verb in ("send", "recv", "probe"):
-            return self._test_message(op)
-        place: _Place = op.state
-        if place.stage == 0:
-            if len(place.round.posts) < self.size:
-                self._check_alive(place.round.posts)
-                return False
-            part = _COMPUTE[op.verb](op, place.round.posts, self.rank)
-            with self._shared.cond:
-                place.round.parts[self.rank] = part
-                place.stage = 1
-                self._shared.changed()
-        if place.stage == 1:
-            if len(place.round.parts) < self.size:
-                self._check_patience(place.round.parts)
-                self._check_alive(place.round.parts)
-                return False
-            complete = _COMPLETE.get(op.verb)
-            if complete is not None:
-                complete(op, place.round.parts, self.rank)
-            self._go_through(place)
-        return True
-
-    def _go_through(self, place: _Place) -> None:
-        with self._shared.cond:
-            place.stage = 2
-            place.round.through += 1
-            if place.round.through == self.size:
-                del self._board.rounds[place.key]
-
-    def _check_alive(self, came: dict[int, Operation] | Sequence[int]) -> None:
-        shared = self._shared
-        if shared.failure is not None:
-            rank, error = shared.failure
-            kind = type(error).__name__
-            raise GroupFailed(f"rank {rank} failed: {kind}: {error}") from error
-        for place, rank in enumerate(self._ranks):
-            if rank in shared.left and place not in came:
-                raise RankFailed(f"rank {place} has left and is missing here.")
-
-    def _check_patience(self, parts: dict[int, Any]) -> None:
-        """Raise if all have come, but some too late for a rank that waits no more."""
-        for rank in self._board.gave_up:
-            if rank not in parts:
-                raise GroupFailed(f"rank {rank} has given up waiting here.")
-
-    def give_up(self, late: bool) -> None:
-        """Let ranks that come late see that this one waits no more."""
-        with self._shared.cond:
-            self._board.gave_up.add(self.rank)
-            self._shared.changed()
+        """Drop the mail that nobody took when all ranks are through."""
+        self._shared.close_office(self._ranks, self._number)
 
     def missing(self, op: Operation) -> list[int] | None:
-        """Return the ranks that have not come."""
-        if not isinstance(op.state, _Place):
-            return None if op.root is None else [op.root]
-        return [r for r in range(self.size) if r not in op.state.round.posts]
+        """Return the rank that was to send, if it is only one."""
+        return None if op.root is None else [op.root]
 
-    def wait(self, op: Operation) -> bool:
-        """Sleep until something changes; look at signals in between."""
-        shared = self._shared
-        while True:
-            seen = shared.version
-            if self.test(op):
-                return True
-            if op.deadline is not None and time.monotonic() > op.deadline:
-                return False
-            with shared.cond:
-                if shared.version == seen:
-                    shared.cond.wait(_LOOK)
-
-    def _start_message(self, op: Operation) -> None:
+    def start(self, op: Operation) -> None:
+        """Take a place in the line, or deliver."""
         if op.verb == "recv":
             with self._shared.cond:
-                self._board.matching[self.rank].post(op)
+                self._office.matching[self.rank].post(op)
         if op.verb != "send":
             return
         assert op.root is not None
@@ -227,13 +219,14 @@ class ThreadsBackend(Backend):
         assert op.send is not None
         arrived = Arrived(self.rank, op.tag, op.kind, op.send.copy())
         with self._shared.cond:
-            self._board.mail[op.root].append(arrived)
+            self._office.boxes[op.root].append(arrived)
             self._shared.changed()
 
-    def _test_message(self, op: Operation) -> bool:
+    def test(self, op: Operation) -> bool:
+        """Look into my box."""
         if op.verb == "send" or op.result is not None:
             return True
-        box, matching = self._board.mail[self.rank], self._board.matching[self.rank]
+        box, matching = self._office.boxes[self.rank], self._office.matching[self.rank]
         with self._shared.cond:
             if op.verb == "probe":
                 place = matching.find(op, box)
@@ -250,148 +243,60 @@ class ThreadsBackend(Backend):
         return True
 
     def _check_senders(self, op: Operation) -> None:
-        """Raise if nobody is left who could send what `op` waits for."""
+        """Raise if nobody is left who could send what `op` waits for, or if the run has failed."""
         others = [r for r in range(self.size) if r != self.rank]
         possible = others if op.root is None else [op.root]
         gone = [r for r in possible if self._ranks[r] in self._shared.left]
-        self._check_alive(range(self.size) if len(gone) < len(possible) else [self.rank])
+        if self._shared.failure is not None or (gone and len(gone) == len(possible)):
+            raise self._shared.loss(gone[0] if gone else self.rank)
+
+    def wait(self, op: Operation) -> bool:
+        """Sleep until something changes; look at signals in between."""
+        shared = self._shared
+        while True:
+            seen = shared.version
+            if self.test(op):
+                return True
+            if op.deadline is not None and time.monotonic() > op.deadline:
+                return False
+            with shared.cond:
+                if shared.version == seen:
+                    shared.cond.wait(_LOOK)
 
 
-_Posts = dict[int, Operation]
-_Parts = dict[int, Any]
-
-
-def _nothing(op: Operation, parts: Any, rank: int) -> None:
-    return None
-
-
-def _sources(posts: _Posts, count: int) -> list[Array]:
-    found = [posts[r].send for r in range(count)]
-    return [s for s in found if s is not None]
-
-
-def _reduced(op: Operation, sources: list[Array]) -> Array:
-    out = np.empty_like(sources[0])
-    factors = None if op.factors is None else op.factors[: len(sources)]
-    reduce(out, sources, op.op, factors, op.divisor)
-    return out
-
-
-def _slice_of_all(op: Operation, posts: _Posts, rank: int) -> Array:
-    sources = _sources(posts, len(posts))
-    sizes = uneven(sources[0].size, len(posts))
-    start = starts(sizes)[rank]
-    return _reduced(op, [s[start : start + sizes[rank]] for s in sources])
-
-
-def _at_root(op: Operation, posts: _Posts, rank: int) -> Array | None:
-    return _reduced(op, _sources(posts, len(posts))) if rank == op.root else None
-
-
-def _prefix(op: Operation, posts: _Posts, rank: int) -> Array | None:
-    count = rank + (op.verb == "scan")
-    return _reduced(op, _sources(posts, count)) if count else None
-
-
-def _my_block(op: Operation, posts: _Posts, rank: int) -> Array:
-    start = starts(op.send_counts)[rank]
-    stop = start + op.send_counts[rank]
-    return _reduced(op, [s[start:stop] for s in _sources(posts, len(posts))])
-
-
-def _copy_parts(op: Operation, parts: _Parts, rank: int) -> None:
-    assert op.recv is not None
-    np.concatenate([parts[r] for r in range(len(parts))], out=op.recv)
-
-
-def _copy_own(op: Operation, parts: _Parts, rank: int) -> None:
-    if op.recv is not None and parts[rank] is not None:
-        op.recv[...] = parts[rank]
-
-
-def _copy_from_root(op: Operation, posts: _Posts, rank: int) -> None:
-    assert op.root is not None
-    source = posts[op.root].send
-    if rank != op.root and op.recv is not None:
-        op.recv[...] = source
-
-
-def _join_all(op: Operation, posts: _Posts, rank: int) -> None:
-    if op.recv is not None:
-        np.concatenate(_sources(posts, len(posts)), out=op.recv)
-
-
-def _take_mine(op: Operation, posts: _Posts, rank: int) -> None:
-    assert op.root is not None
-    assert op.recv is not None
-    root = posts[op.root]
-    assert root.send is not None
-    start = starts(root.send_counts)[rank]
-    op.recv[...] = root.send[start : start + root.send_counts[rank]]
-
-
-def _collect_mine(op: Operation, posts: _Posts, rank: int) -> None:
-    assert op.recv is not None
-    for source, start in enumerate(starts(op.recv_counts)):
-        sent = posts[source].send
-        assert sent is not None
-        begin = starts(posts[source].send_counts)[rank]
-        count = op.recv_counts[source]
-        op.recv[start : start + count] = sent[begin : begin + count]
-
-
-def _exchange(op: Operation, posts: _Posts, rank: int) -> None:
-    op.result = [s.tobytes() for s in _sources(posts, len(posts))]
-
-
-# What each rank does when all have come (peers' sends may be read, own recv written only where no
-# peer reads it) and, for results that may overlap a send, when all have computed.
-_COMPUTE: dict[str, Callable[[Operation, _Posts, int], Any]] = {
-    "barrier": _nothing,
-    "exchange": _exchange,
-    "all_reduce": _slice_of_all,
-    "reduce": _at_root,
-    "scan": _prefix,
-    "exscan": _prefix,
-    "reduce_scatter": _my_block,
-    "broadcast": _copy_from_root,
-    "all_gather": _join_all,
-    "gather": _join_all,
-    "scatter": _take_mine,
-    "all_to_all": _collect_mine,
-}
-_COMPLETE: dict[str, Callable[[Operation, _Parts, int], None]] = {
-    "all_reduce": _copy_parts,
-    "reduce": _copy_own,
-    "scan": _copy_own,
-    "exscan": _copy_own,
-    "reduce_scatter": _copy_own,
-}
-
-
-def start_ranks(
-    size: int, body: Callable[[int, Shared], Any], shared: Shared
-) -> list[tuple[Any, BaseException | None]]:
-    """Run ``body(rank, shared)`` on `size` threads; return each one's result or error."""
+def start_ranks(size: int, body: Callable[[Seat], Any]) -> list[tuple[Any, BaseException | None]]:
+    """Run ``body(seat)`` on `size` threads; return each one's result or error."""
     outcomes: list[tuple[Any, BaseException | None]] = [(None, None)] * size
+    shared = Shared(size)
+    seats = [Seat(shared, rank) for rank in range(size)]
 
-    def run(rank: int) -> None:
+    def run(seat: Seat) -> None:
         """Play one rank and keep its outcome."""
         try:
-            outcomes[rank] = (body(rank, shared), None)
+            outcomes[seat.rank] = (body(seat), None)
         except BaseException as error:  # handed to the caller's thread
-            outcomes[rank] = (None, error)
-            shared.fail(rank, error)
-        shared.leave(rank)
+            outcomes[seat.rank] = (None, error)
+            seat.fail(error)
+        seat.close()
 
-    threads = []
-    for rank in range(size):
-        context = contextvars.copy_context()
-        name, args = f"hpcpar-rank-{rank}", (run, rank)
-        threads.append(threading.Thread(target=context.run, args=args, name=name, daemon=True))
-    for thread in threads:
-        thread.start()
+    try:
+        _join([_start(run, seat) for seat in seats])
+    except BaseException as error:  # Ctrl-C: the ranks stop at their next wait
+        for seat in seats:
+            seat.fail(error)
+        raise
+    return outcomes
+
+
+def _start(run: Callable[[Seat], None], seat: Seat) -> threading.Thread:
+    context = contextvars.copy_context()
+    name = f"hpcpar-rank-{seat.rank}"
+    thread = threading.Thread(target=context.run, args=(run, seat), name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
     for thread in threads:
         while thread.is_alive():
-            thread.join(_LOOK)
-    return outcomes
+            thread.join(_LOOK)  # signals are seen in between

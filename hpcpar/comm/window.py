@@ -30,6 +30,7 @@ __all__ = [
     "fit_length",
     "is_foreign",
     "longest_file",
+    "map_private",
     "mappable_bytes",
     "read_header",
 ]
@@ -44,6 +45,7 @@ _IDENTITY = struct.Struct("<8sIi16sQ")
 _HEADER = struct.Struct("<8sIi16sQQQ264xQ")  # with the owner's process and state
 _MAP_NORESERVE = 0x4000  # Python names it from 3.13 on; the value is that of x86-64 and aarch64
 _MFD_NOEXEC_SEAL = 0x8  # not known before Linux 6.3, which asks for it in the kernel's log
+_PRIVATE_LENGTH, _LONE_LENGTH, _LEAST_LENGTH = 1 << 32, 1 << 25, 1 << 23
 _MOST_ADDRESSES = 1 << 46  # half of what a process can address on most machines
 _STEP = 1 << 26  # a signal makes the kernel undo a reservation, so large ones go in steps
 
@@ -230,6 +232,43 @@ def create_memory() -> int:
         return os.memfd_create("hpcpar", os.MFD_CLOEXEC | _MFD_NOEXEC_SEAL)
     except OSError:
         return os.memfd_create("hpcpar", os.MFD_CLOEXEC)
+
+
+def map_private(size: int) -> tuple[memoryview, ...]:
+    """Map the windows of `size` ranks that are threads of this process. Local.
+
+    They are addresses, not memory, which comes when they are touched: room for a thousand groups
+    if limits allow it. A forked child has a copy.
+
+    Raises
+    ------
+    MemoryError
+        Not even short windows can be mapped.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    wanted = _LONE_LENGTH if size == 1 else _PRIVATE_LENGTH
+    length = fit_length(wanted, wanted, mappable_bytes(), size)
+    while length >= _LEAST_LENGTH:
+        try:
+            memory = mmap.mmap(-1, size * length, flags=flags)
+        except OSError:  # a system that keeps memory for all addresses
+            length //= 2
+            continue
+        _advise(memory)
+        windows = [memoryview(memory)[i * length : (i + 1) * length] for i in range(size)]
+        for rank, window in enumerate(windows):
+            _IDENTITY.pack_into(window, 0, MAGIC, LAYOUT_VERSION, rank, bytes(16), length)
+        return tuple(windows)
+    raise MemoryError(
+        f"threads: no {size * _LEAST_LENGTH} bytes of addresses for the windows of {size} ranks. "
+        "Raise the limit on address space (ulimit -v)."
+    )
+
+
+def _advise(memory: mmap.mmap) -> None:
+    memory.madvise(mmap.MADV_DONTDUMP)
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)  # a group touches a few small ones
 
 
 def is_foreign(uid: int) -> bool:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import (
@@ -26,11 +27,12 @@ from .layout import Memory, NoMemory
 from .progress import Progress
 from .runner import Home
 from .settings import Settings, check_timeout
-from .threads import Shared, ThreadsBackend, start_ranks
+from .threads import MAX_RANKS, Seat, Shared, start_ranks
 
 if TYPE_CHECKING:
+    from .._core import Recorder
     from .bootstrap import Bootstrap
-    from .node import NodePlace
+    from .node_place import NodePlace
 
 __all__ = ["as_group", "current", "init", "rank", "run_ranks", "shutdown", "size", "world"]
 
@@ -63,7 +65,7 @@ class _Place:
     def group_of_one(self) -> Group:
         """Return the group for libraries in a program that started nothing, always the same."""
         if self._alone is None:
-            self._alone = _alone(Settings(), ThreadsBackend(Shared(1), (0,), 0)).group
+            self._alone = _on_one_thread(Settings()).group
         return self._alone
 
 
@@ -140,7 +142,7 @@ def _start(settings: Settings, comm: Any) -> _World:
     threads = settings.backend == "threads" or not launch.is_launched(env)
     if comm is None and settings.backend != "mpi" and threads:
         launch.check_world(env, 1)
-        return _alone(settings, ThreadsBackend(Shared(1), (0,), 0))
+        return _on_one_thread(settings)
     from . import watch  # with the guard and what it needs: only jobs of several ranks do
     from .bootstrap import load_mpi
 
@@ -164,11 +166,18 @@ def _fake_place(text: str) -> tuple[int, int]:
     return int(rank_text), int(size_text)
 
 
-def _alone(settings: Settings, backend: Backend) -> _World:
+def _on_one_thread(settings: Settings) -> _World:
+    seat = Seat(Shared(1), 0)
+    made = _alone(settings, seat.backend(settings.timeout), seat.recorder)
+    made.last.append(seat.close)
+    return made
+
+
+def _alone(settings: Settings, backend: Backend, recorder: Recorder | None = None) -> _World:
     """Return a world without peers to ask."""
     memory = NoMemory() if isinstance(backend, FakeBackend) else Memory()
     agreed = _with_timeout(settings, os.environ.get(_TIMEOUT, ""))
-    home = Home(Progress(threaded=True), agreed, memory, [_host()] * backend.size)
+    home = Home(Progress(threaded=True), agreed, memory, [_host()] * backend.size, recorder)
     group = Group(home, backend, range(backend.size), "world")
     home.groups[group.ranks] = group
     return _World(group, settings, None)
@@ -198,14 +207,16 @@ def _on_mpi(settings: Settings, comm: Any) -> _World:
 
 def _on_node(place: NodePlace, rest: Backend, settings: Settings) -> Backend:
     from .node import NodeBackend
+    from .node_messages import WatchedMessages
 
-    return NodeBackend(place, range(rest.size), rest.rank, lambda: rest, settings.timeout)
+    mail = WatchedMessages(rest, range(rest.size), place.is_dead)
+    return NodeBackend(place, range(rest.size), rest.rank, lambda: mail, settings.timeout)
 
 
 def _find_node(bootstrap: Bootstrap, settings: Settings) -> NodePlace | None:
     """Return the shared memory of a node that all ranks are on, if there is one. Collective."""
     from .handover import open_windows
-    from .node import NodePlace
+    from .node_place import NodePlace
 
     windows = open_windows(bootstrap, os.environ)
     # A launcher may bind each rank to cores of its own.
@@ -422,27 +433,35 @@ def run_ranks(
     >>> run_ranks(3, lambda group: group.all_reduce(group.rank))
     [3, 3, 3]
     """
-    if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
-        raise ArgumentError(f"run_ranks: num_ranks {num_ranks!r} must be an integer >= 1.")
+    is_number = isinstance(num_ranks, int) and not isinstance(num_ranks, bool)
+    if not is_number or not 1 <= num_ranks <= MAX_RANKS:
+        raise ArgumentError(
+            f"run_ranks: num_ranks {num_ranks!r} must be an integer in 1..{MAX_RANKS}."
+        )
     settings = Settings("auto", timeout, check, deterministic)  # type: ignore[arg-type]
 
-    def on_rank(mine: int, shared: Shared) -> Any:
+    def on_rank(seat: Seat) -> Any:
         """Play one rank."""
-        backend = ThreadsBackend(shared, range(num_ranks), mine)
-        home = Home(Progress(threaded=True), settings, Memory(), [_host()] * num_ranks)
-        group = Group(home, backend, range(num_ranks), "world")
+        progress = Progress(threaded=True, bell=seat.bell)
+        home = Home(progress, settings, Memory(), [_host()] * num_ranks, seat.recorder)
+        seat.undo.append(partial(_leave, home))
+        group = Group(home, seat.backend(settings.timeout), range(num_ranks), "world")
         home.groups[group.ranks] = group
-        _place.set(_Place(_World(group, Settings(), None)))
-        try:
-            result = body(group, *args)
-            shutdown()  # waits for asynchronous calls and raises what nobody waited for
-        finally:
-            home.progress.stop()
+        _place.set(_Place(_World(group, Settings(), None, close=[seat.leave])))
+        result = body(group, *args)
+        shutdown()  # waits for asynchronous calls and raises what nobody waited for
         return result
 
-    outcomes = start_ranks(num_ranks, on_rank, Shared(num_ranks))
+    outcomes = start_ranks(num_ranks, on_rank)
     _raise_first([error for _, error in outcomes])
     return [result for result, _ in outcomes]
+
+
+def _leave(home: Home) -> None:
+    """End what a rank that failed has not ended."""
+    home.progress.stop()
+    for group in list(home.groups.values()):
+        group.free()
 
 
 def _raise_first(errors: Sequence[BaseException | None]) -> None:

@@ -99,7 +99,7 @@ _Static_assert(sizeof(struct hp_post) == 4096, "a post is a page, its head a lin
 _Static_assert(offsetof(struct hp_post, header) == HP_CACHE_LINE, "the head of a post is a line");
 _Static_assert(offsetof(struct hp_lane, slots) == 16384, "slots lie on pages");
 
-enum hp_gone { HP_HERE, HP_CLOSED, HP_GAVE_UP, HP_TIMED_OUT };
+enum hp_gone { HP_HERE, HP_GAVE_UP, HP_TIMED_OUT, HP_CLOSED = 4 /* beside the others */ };
 
 /* The flight record follows what is above, so that one reservation holds what all ranks need. */
 #define HP_RECORD_OFFSET (36u << 10)
@@ -127,6 +127,8 @@ int hp_node_init(struct hp_node *node, void *const *windows, int size, int index
 void hp_node_leave(struct hp_node *node, enum hp_state how);
 /* Whether a peer has left in order. */
 bool hp_node_has_left(const struct hp_node *node, int peer);
+/* Whether a peer has said nothing of an end; its process may be gone all the same. */
+bool hp_node_is_alive(const struct hp_node *node, int peer);
 
 /* Take an area of my window for the group of `key` (not 0). Its index, -ENOSPC, -ENOMEM. */
 int hp_node_claim(struct hp_node *node, uint64_t key);
@@ -224,7 +226,7 @@ void hp_call_begin(struct hp_call *call, struct hp_team *team, const struct hp_r
 int hp_call_advance(struct hp_call *call);
 /* The same, but wait up to `nanoseconds` for the end; HP_PENDING if that was too short. */
 int hp_call_run(struct hp_call *call, uint64_t nanoseconds);
-/* Why a pending call can never end: -EPIPE, -ECANCELED; HP_PENDING if nothing is known. */
+/* Why a pending call can never end: -EPIPE, -ECANCELED, -EDEADLK; HP_PENDING: nothing is known. */
 int hp_call_look(struct hp_call *call);
 /* Say in my window what a pending call waits for. For threads that do nothing else meanwhile. */
 void hp_call_tell_wait(const struct hp_call *call);

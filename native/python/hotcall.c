@@ -134,12 +134,45 @@ static PyObject *forget(PyObject *object, PyObject *unused)
     return Py_NewRef(Py_None);
 }
 
+static int visit_way(const struct way *way, visitproc visit, void *arg)
+{
+    Py_VISIT(way->call);
+    for (int i = 0; i < way->given; i++)
+        Py_VISIT(way->args[i].value);
+    return 0;
+}
+
+/* A plan's call makes the errors of the group whose HotCall this is. */
+static int traverse(PyObject *object, visitproc visit, void *arg)
+{
+    const HotCall *const self = (HotCall *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->recorder);
+    for (int i = 0; i < SLOTS; i++) {
+        const struct plan *const plan = &self->plans[i];
+        Py_VISIT(plan->key);
+        Py_VISIT(plan->after);
+        const int rc = visit_way(&plan->apart, visit, arg);
+        const int other = rc ? rc : visit_way(&plan->in_place, visit, arg);
+        if (other)
+            return other;
+    }
+    return 0;
+}
+
+static int clear(PyObject *object)
+{
+    Py_XDECREF(forget(object, NULL));
+    return 0;
+}
+
 static void hotcall_dealloc(PyObject *object)
 {
     PyTypeObject *const type = Py_TYPE(object);
-    Py_XDECREF(forget(object, NULL));
+    PyObject_GC_UnTrack(object);
+    clear(object);
     Py_XDECREF(((HotCall *)object)->recorder);
-    PyObject_Free(object);
+    PyObject_GC_Del(object);
     Py_DECREF(type);
 }
 
@@ -388,6 +421,8 @@ static PyType_Slot slots[] = {
     {Py_tp_doc, "HotCall(recorder, slot)\n--\n\nThe hot path of blocking verbs on plain arrays."},
     {Py_tp_new, hotcall_new},
     {Py_tp_dealloc, hotcall_dealloc},
+    {Py_tp_traverse, traverse},
+    {Py_tp_clear, clear},
     {Py_tp_methods, methods},
     {0, NULL},
 };
@@ -395,6 +430,6 @@ static PyType_Slot slots[] = {
 PyType_Spec hp_py_hotcall_spec = {
     .name = "hpcpar._core.HotCall",
     .basicsize = sizeof(HotCall),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = slots,
 };

@@ -37,12 +37,14 @@ static void read_ties(Node *self, PyObject *ties)
 
 static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"windows", "index", "fd", "ties", "spins", "chunk", NULL};
+    static char *names[] = {"windows", "index", "fd", "ties", "spins", "chunk", "in_threads",
+                            NULL};
     PyObject *windows, *ties;
-    int index, fd;
+    int index, fd, in_threads;
     unsigned int spins, chunk;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iiO!II:Node", names, &PyTuple_Type, &windows,
-                                     &index, &fd, &PyTuple_Type, &ties, &spins, &chunk))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iiO!IIp:Node", names, &PyTuple_Type,
+                                     &windows, &index, &fd, &PyTuple_Type, &ties, &spins,
+                                     &chunk, &in_threads))
         return NULL;
     Node *const self = (Node *)PyType_GenericAlloc(type, 0);
     void *where[HP_MAX_LOCAL];
@@ -66,6 +68,7 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->core.spins = spins;
     self->core.chunk = chunk;
     read_ties(self, ties);
+    self->in_threads = in_threads;
     return (PyObject *)self;
 }
 
@@ -206,6 +209,15 @@ static PyObject *wake(PyObject *self, PyObject *unused)
     return Py_NewRef(Py_None);
 }
 
+static PyObject *is_gone(PyObject *self, PyObject *peer)
+{
+    const long index = PyLong_AsLong(peer);
+    if (PyErr_Occurred())
+        return NULL;
+    return PyBool_FromLong(!hp_node_is_alive(node_of(self), (int)index) ||
+                           hp_py_is_gone((Node *)self, (int)index));
+}
+
 static PyMethodDef node_methods[] = {
     {"claim", claim, METH_O, "claim(key, /)\n--\n\nTake an area of my window for a group."},
     {"find", find, METH_VARARGS, "find(peer, key)\n--\n\nA peer's area for a group, or None."},
@@ -221,11 +233,13 @@ static PyMethodDef node_methods[] = {
     {"wake", wake, METH_NOARGS, "wake()\n--\n\nWake my own thread that sleeps."},
     {"is_dead", is_dead, METH_O, "is_dead(peer, /)\n--\n\nWhether a peer's process is gone."},
     {"has_left", has_left, METH_O, "has_left(peer, /)\n--\n\nWhether a peer left in order."},
+    {"is_gone", is_gone, METH_O, "is_gone(peer, /)\n--\n\nWhether a peer left, failed or died."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot node_slots[] = {
-    {Py_tp_doc, "Node(windows, index, fd, ties, spins, chunk)\n--\n\nMy node's windows."},
+    {Py_tp_doc, "Node(windows, index, fd, ties, spins, chunk, in_threads)\n--\n\n"
+                "My node's windows."},
     {Py_tp_new, node_new},
     {Py_tp_dealloc, node_dealloc},
     {Py_tp_methods, node_methods},

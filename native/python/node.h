@@ -11,6 +11,7 @@ typedef struct {
     PyObject *windows; /* tuple of arrays that keep the windows mapped */
     int ties[HP_MAX_LOCAL];    /* sockets that hang up, or files that a rank holds locked; or -1 */
     bool are_locks;
+    bool in_threads; /* the ranks are threads of this process and need its GIL, too */
 } Node;
 
 typedef struct {

@@ -6,6 +6,7 @@
 
 #define SLICE_NS 40000000 /* between two looks at signals, sockets and cycles */
 #define EARLY 100         /* looks before the GIL is given away */
+#define MUCH (64 << 10)   /* bytes that are not moved with the GIL where other ranks need it */
 
 typedef struct {
     PyObject_HEAD
@@ -20,6 +21,7 @@ typedef struct {
     double *factors;
     double divisor;
     uint8_t header[HP_POST_HEADER];
+    int looks; /* before the GIL is given away; 0: nothing is done with it */
     uint64_t limit; /* nanoseconds that a call on the hot path may take */
     uint64_t looked; /* when sockets were looked at last */
 } NodeCall;
@@ -73,6 +75,17 @@ static bool read_header(NodeCall *self, PyObject *header, PyObject *record)
     return true;
 }
 
+/* Ranks that are threads cannot come while this one holds the GIL: one look sees all there is. */
+static int count_looks(const NodeCall *self)
+{
+    uint64_t moved = self->request.nbytes;
+    for (int i = 0; i < 2 * team_of(self)->size; i++)
+        moved += self->counts[i];
+    if (!((Node *)((Team *)self->team)->node)->in_threads)
+        return EARLY;
+    return moved < MUCH ? 1 : 0;
+}
+
 static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"team", "verb", "dtype", "op", "root", "nbytes", "counts", "scales",
@@ -102,13 +115,28 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_DECREF((PyObject *)self);
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "NodeCall: header's size");
     }
+    self->looks = count_looks(self);
     return (PyObject *)self;
+}
+
+/* A group's error knows its backend, and that, by what failed there, this call. */
+static int call_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    const NodeCall *const self = (NodeCall *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->team);
+    Py_VISIT(self->failed);
+    Py_VISIT(self->recorder);
+    Py_VISIT(self->x);
+    Py_VISIT(self->out);
+    return 0;
 }
 
 static void call_dealloc(PyObject *object)
 {
     NodeCall *const self = (NodeCall *)object;
     PyTypeObject *const type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
     PyMem_Free(self->counts);
     PyMem_Free(self->factors);
     Py_XDECREF(self->team);
@@ -116,7 +144,7 @@ static void call_dealloc(PyObject *object)
     Py_XDECREF(self->recorder);
     Py_XDECREF(self->x);
     Py_XDECREF(self->out);
-    PyObject_Free(object);
+    PyObject_GC_Del(object);
     Py_DECREF(type);
 }
 
@@ -142,8 +170,26 @@ static void begin(NodeCall *self, PyObject *x, PyObject *out)
     hp_call_begin(&self->core, team_of(self), &self->request);
 }
 
-static PyObject *raise(const NodeCall *self, int rc)
+/* The member whose process is gone without having left in order, or -1. */
+static int find_dead(const NodeCall *self)
 {
+    const struct hp_team *const team = team_of(self);
+    const Node *const node = (Node *)((Team *)self->team)->node;
+    for (int r = 0; r < team->size; r++)
+        if (r != team->rank && hp_py_is_gone(node, team->members[r]) &&
+            !hp_node_has_left(&node->core, team->members[r]))
+            return r;
+    return -1;
+}
+
+static PyObject *raise(NodeCall *self, int rc)
+{
+    /* A death is why others have left or given up, and may be seen after that. */
+    const int dead = rc == -EPIPE || rc == -ECANCELED ? find_dead(self) : -1;
+    if (dead >= 0) {
+        self->core.blocked_on = dead;
+        rc = -EPIPE;
+    }
     PyObject *const error =
         PyObject_CallFunction(self->failed, "ii", -rc, self->core.blocked_on);
     if (error)
@@ -153,7 +199,7 @@ static PyObject *raise(const NodeCall *self, int rc)
 }
 
 /* True: done; False: only the headers came; None: pending; NULL: failed. */
-static PyObject *outcome(const NodeCall *self, int rc)
+static PyObject *outcome(NodeCall *self, int rc)
 {
     if (rc < 0)
         return raise(self, rc);
@@ -172,11 +218,7 @@ static int find_lost(NodeCall *self)
     self->looked = hp_now();
     if (first >= 0 && hp_py_is_gone(node, team->members[first]))
         return first;
-    for (int r = 0; r < team->size; r++)
-        if (r != team->rank && hp_py_is_gone(node, team->members[r]) &&
-            !hp_node_has_left(&node->core, team->members[r]))
-            return r;
-    return -1;
+    return find_dead(self);
 }
 
 static int lose(NodeCall *self, int rank)
@@ -233,12 +275,24 @@ static int wait_long(NodeCall *self, uint64_t nanoseconds)
 static int wait_for(NodeCall *self, uint64_t nanoseconds)
 {
     int rc = HP_PENDING;
-    for (int i = 0; rc == HP_PENDING && i < EARLY; i++)
+    for (int i = 0; rc == HP_PENDING && i < self->looks; i++)
         rc = hp_call_advance(&self->core);
     if (rc != HP_PENDING)
         return rc;
     rc = wait_long(self, nanoseconds);
     hp_team_end_wait(team_of(self));
+    return rc;
+}
+
+/* Move on without blocking, and without the GIL where that may take long for others. */
+static int move_on(NodeCall *self)
+{
+    int rc;
+    if (self->looks > 0)
+        return hp_call_advance(&self->core);
+    Py_BEGIN_ALLOW_THREADS
+    rc = hp_call_advance(&self->core);
+    Py_END_ALLOW_THREADS
     return rc;
 }
 
@@ -254,19 +308,19 @@ static PyObject *start(PyObject *object, PyObject *args)
     self->x = Py_NewRef(x);
     self->out = Py_NewRef(out);
     begin(self, x, out);
-    return outcome(self, hp_call_advance(&self->core));
+    return outcome(self, move_on(self));
 }
 
 static PyObject *test(PyObject *object, PyObject *unused)
 {
     (void)unused;
     NodeCall *const self = (NodeCall *)object;
-    int rc = hp_call_advance(&self->core);
+    int rc = move_on(self);
     if (rc == HP_PENDING)
         rc = hp_call_look(&self->core);
     if (rc == HP_PENDING && hp_now() - self->looked > SLICE_NS) {
         const int lost = find_lost(self);
-        rc = hp_call_advance(&self->core);
+        rc = move_on(self);
         rc = rc == HP_PENDING && lost >= 0 ? lose(self, lost) : rc;
     }
     return outcome(self, rc);
@@ -367,6 +421,7 @@ static PyType_Slot call_slots[] = {
                 "limit)\n--\n\nA collective of a team; called as call(x, out) it blocks."},
     {Py_tp_new, call_new},
     {Py_tp_dealloc, call_dealloc},
+    {Py_tp_traverse, call_traverse},
     {Py_tp_call, call_call},
     {Py_tp_methods, call_methods},
     {0, NULL},
@@ -375,6 +430,6 @@ static PyType_Slot call_slots[] = {
 PyType_Spec hp_py_node_call_spec = {
     .name = "hpcpar._core.NodeCall",
     .basicsize = sizeof(NodeCall),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = call_slots,
 };

@@ -167,6 +167,25 @@ static PyObject *end(PyObject *self, PyObject *const *args, Py_ssize_t given)
     return checked(hp_recorder_end(hp_py_core_of(self), v[0], (int)v[1]), "end", v[0]);
 }
 
+/* detach(): go on in memory of our own, with what is recorded; the caller's may go. */
+static PyObject *detach(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    Recorder *const self = (Recorder *)object;
+    if (!self->buffer.obj)
+        return Py_NewRef(Py_None);
+    const size_t capacity = self->core.capacity;
+    void *const where = allocate(self, hp_recorder_bytes(capacity, HP_MAX_GROUPS));
+    if (!where)
+        return NULL;
+    const uint32_t groups = hp_recorder_num_groups(&self->core);
+    memcpy(where, self->core.memory, hp_recorder_bytes(capacity, groups));
+    self->core.memory = where;
+    PyBuffer_Release(&self->buffer);
+    Py_CLEAR(self->reserve);
+    return Py_NewRef(Py_None);
+}
+
 static PyMethodDef methods[] = {
     {"add_group", add_group, METH_VARARGS,
      "add_group($self, name, rank, size, /)\n--\n\nA slot for a group."},
@@ -175,6 +194,8 @@ static PyMethodDef methods[] = {
     HP_FAST("sent", sent, "sent($self, ticket, nbytes_sent, nbytes_received, messages, /)\n--\n\n"
                           "Add traffic."),
     HP_FAST("end", end, "end($self, ticket, status=0, /)\n--\n\nClose a record."),
+    {"detach", detach, METH_NOARGS,
+     "detach($self, /)\n--\n\nGo on in memory of its own, with what is recorded."},
     HP_READING_METHODS,
     {NULL, NULL, 0, NULL},
 };

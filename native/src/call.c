@@ -224,7 +224,7 @@ static bool waits_on(const struct hp_call *call, int rank)
 {
     const struct hp_team *const team = call->team;
     const uint64_t gone = hp_load_ordered(&team->lanes[rank]->gone); /* pairs with give_up */
-    if (call->phase == HP_MOVING || gone != HP_TIMED_OUT || !has_waited(call, rank))
+    if (call->phase == HP_MOVING || !(gone & HP_TIMED_OUT) || !has_waited(call, rank))
         return false;
     for (int r = 0; r < team->size; r++)
         if (!has_waited(call, r) && hp_load_ordered(&team->lanes[r]->gone) == HP_HERE)
@@ -232,7 +232,17 @@ static bool waits_on(const struct hp_call *call, int rank)
     return false;
 }
 
-/* Not only at blocked_on: that one may be late and alive while another is gone for good. */
+/* Whether a member waited here in vain and then left in order: it gave up, whatever came after. */
+static bool withdrew(const struct hp_call *call, int rank, uint64_t state)
+{
+    const uint64_t its = hp_load_ordered(&hp_call_post(call, rank)->seq); /* pairs with give_up */
+    return state == HP_LEFT && its == (call->seq | HP_WITHDRAWN);
+}
+
+/*
+ * Not only at blocked_on: that one may be late and alive while another is gone for good. Who has
+ * found a cycle knows why others of it go.
+ */
 int hp_call_look(struct hp_call *call)
 {
     const struct hp_team *const team = call->team;
@@ -244,11 +254,14 @@ int hp_call_look(struct hp_call *call)
         const uint64_t gone = hp_load_ordered(&team->lanes[r]->gone);
         if (r == team->rank || (state == HP_ALIVE && gone == HP_HERE) || !needs(call, r))
             continue;
-        if (state == HP_ALIVE && waits_on(call, r))
+        const bool is_lost = state != HP_ALIVE && !withdrew(call, r, state);
+        if (!is_lost && waits_on(call, r))
             continue;
-        if (state != HP_ALIVE || rc == HP_PENDING)
+        if (is_lost || rc == HP_PENDING)
             call->blocked_on = r;
-        if (state != HP_ALIVE)
+        if (call->cycle_ns != 0)
+            return -EDEADLK;
+        if (is_lost)
             return -EPIPE;
         rc = -ECANCELED;
     }

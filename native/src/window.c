@@ -55,6 +55,11 @@ bool hp_node_has_left(const struct hp_node *node, int peer)
     return hp_load_ordered(&node->windows[peer]->state) == HP_LEFT; /* pairs with hp_node_leave */
 }
 
+bool hp_node_is_alive(const struct hp_node *node, int peer)
+{
+    return hp_load_ordered(&node->windows[peer]->state) == HP_ALIVE; /* pairs with hp_node_leave */
+}
+
 static struct hp_area *area_of(struct hp_window *window, int index)
 {
     char *const areas = (char *)window + HP_AREAS_OFFSET;
@@ -127,8 +132,10 @@ void hp_node_release(struct hp_node *node, int area)
 void hp_node_close(struct hp_node *node, int area)
 {
     struct hp_area *const mine = area_of(node->windows[node->index], area);
-    for (int l = 0; l < HP_LANES; l++)
-        hp_store_ordered(&mine->lanes[l].gone, HP_CLOSED);
+    for (int l = 0; l < HP_LANES; l++) {
+        _Atomic uint64_t *const gone = &mine->lanes[l].gone;
+        hp_store_ordered(gone, hp_load_relaxed(gone) | HP_CLOSED);
+    }
     ring_all(node);
 }
 
@@ -136,7 +143,7 @@ bool hp_node_is_closed(const struct hp_node *node, int peer, int area, uint64_t 
 {
     struct hp_window *const window = node->windows[peer];
     /* The acquires pair with hp_node_close and hp_node_claim; the key is looked at last. */
-    return hp_load_acquire(&area_of(window, area)->lanes[0].gone) == HP_CLOSED ||
+    return hp_load_acquire(&area_of(window, area)->lanes[0].gone) & HP_CLOSED ||
            hp_load_acquire(&window->keys[area]) != key ||
            hp_load_acquire(&window->state) != HP_ALIVE;
 }

@@ -134,7 +134,7 @@ static void wait_for_late(struct rank *rank)
 
 /* ---- gone ---------------------------------------------------------------------------------- */
 
-enum departure { LEAVE, FAIL, GIVE_UP, CLOSE };
+enum departure { LEAVE, FAIL, GIVE_UP, CLOSE, TIME_OUT };
 
 static void depart(struct rank *rank, enum departure how)
 {
@@ -142,6 +142,11 @@ static void depart(struct rank *rank, enum departure how)
     case LEAVE: hp_node_leave(&rank->node, HP_LEFT); break;
     case FAIL: hp_node_leave(&rank->node, HP_FAILED); break;
     case GIVE_UP: hp_team_give_up(&rank->teams[0]); break;
+    case TIME_OUT: /* what comes after it does not hide it */
+        hp_team_time_out(&rank->teams[0]);
+        hp_node_close(&rank->node, rank->area);
+        hp_node_leave(&rank->node, HP_LEFT);
+        break;
     default: hp_node_close(&rank->node, rank->area); break;
     }
 }
@@ -194,6 +199,7 @@ DEPARTURE(leave, LEAVE)
 DEPARTURE(fail, FAIL)
 DEPARTURE(give_up, GIVE_UP)
 DEPARTURE(close, CLOSE)
+static void break_off_time_out(struct rank *rank) { break_off(rank, 1, TIME_OUT); }
 
 static void test_departures(int size)
 {
@@ -201,6 +207,7 @@ static void test_departures(int size)
         miss_early_leave, miss_late_leave, break_off_leave, miss_early_fail,
         miss_late_fail, break_off_fail, miss_early_give_up, miss_late_give_up,
         break_off_give_up, miss_early_close, miss_late_close, break_off_close,
+        break_off_time_out,
     };
     for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++)
         run_ranks(size, CHUNK, 0, bodies[i]);

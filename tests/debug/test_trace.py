@@ -14,8 +14,8 @@ ALL_REDUCE = VERBS.index("all_reduce")
 
 
 def entry(slot, seq, start, end, status=0):
-    # slot, seq, verb, dtype (12 = float32), count, itemsize, peer, times, status, traffic
-    return (slot, seq, ALL_REDUCE, 12, 10, 4, -1, start, end, status, 40, 40, 2)
+    # slot, seq, verb, dtype (12 = float32), count, itemsize, peer, times, status, traffic, site
+    return (slot, seq, ALL_REDUCE, 12, 10, 4, -1, start, end, status, 40, 40, 2, "train.py:9")
 
 
 def of(events, kind):
@@ -36,6 +36,7 @@ def test_an_operation_has_its_time_its_place_and_its_facts():
         "received": 40,
         "messages": 2,
         "state": "done",
+        "site": "train.py:9",
     }
     names = {(e["name"], e["args"]["name"]) for e in of(events, "M")}
     assert names == {("process_name", "rank 0 on a"), ("thread_name", "world")}

@@ -78,9 +78,9 @@ def test_ranks_bound_to_cores_of_their_own_fit(job):
     """Each sees one core, all together two: waits look again instead of sleeping at once."""
     done = job(
         """
-        from hpcpar.comm import node
+        from hpcpar.comm import node_place
         seen = []
-        node.NodePlace.__init__ = lambda self, windows, cores: seen.append(cores)
+        node_place.NodePlace.__init__ = lambda self, windows, cores: seen.append(cores)
         mine = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {mine[group.rank % len(mine)]})
         from hpcpar.comm.bootstrap import MpiBootstrap

@@ -47,7 +47,7 @@ def test_a_known_call_is_made_and_recorded(hot, recorder):
     first, second = recorder.last(2)
     assert first[:7] == (0, 0, SUM, 12, 4, 4, -1)
     assert second[1] == 1
-    assert second[9:] == (0, 1, 2, 3)
+    assert second[9:] == (0, 1, 2, 3, "")
 
 
 @pytest.mark.parametrize(

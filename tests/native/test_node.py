@@ -29,7 +29,7 @@ def windows(size):
 
 def nodes(size):
     shared = windows(size)
-    return [Node(shared, i, -1, (), 100, CHUNK) for i in range(size)]
+    return [Node(shared, i, -1, (), 100, CHUNK, False) for i in range(size)]
 
 
 def teams(size, lane=0):
@@ -161,8 +161,10 @@ def test_areas_come_and_go():
     assert two.is_closed(0, area, KEY)
     assert not one.is_dead(1)  # there is no socket to tell
     assert not one.has_left(1)
+    assert not one.is_gone(1)
     two.leave(False)
     assert one.has_left(1)
+    assert one.is_gone(1)
 
 
 def test_bad_arguments_are_refused():
@@ -171,15 +173,15 @@ def test_bad_arguments_are_refused():
     blank = blank[-blank.ctypes.data % 4096 :][:LENGTH]
     for given in ((shared[0], blank), (shared[0], shared[1][:-4096]), ()):
         with pytest.raises(ValueError, match="no windows of this version"):
-            Node(given, 0, -1, (), 0, CHUNK)
+            Node(given, 0, -1, (), 0, CHUNK, False)
     for chunk in (0, 64, 65 * 1024 + 1, 1 << 30):
         with pytest.raises(ValueError, match="bad chunk"):
-            Node(shared, 0, -1, (), 0, chunk)
+            Node(shared, 0, -1, (), 0, chunk, False)
     with pytest.raises(ValueError, match="no windows"):
-        Node(shared, 2, -1, (), 0, CHUNK)
+        Node(shared, 2, -1, (), 0, CHUNK, False)
     with pytest.raises(TypeError, match="arrays of bytes"):
-        Node((b"x", b"y"), 0, -1, (), 0, CHUNK)
-    node = Node(shared, 0, -1, (), 0, CHUNK)
+        Node((b"x", b"y"), 0, -1, (), 0, CHUNK, False)
+    node = Node(shared, 0, -1, (), 0, CHUNK, False)
     with pytest.raises(ValueError, match="no rank of the node"):
         node.find(2, KEY)
     for members, areas, rank, lane in (((), (), 0, 0), ((0,), (0, 1), 0, 0), ((0,), (0,), 1, 0)):

@@ -1,5 +1,8 @@
 """Recorder and Ring as Python sees them."""
 
+import inspect
+import os
+
 import numpy as np
 import pytest
 
@@ -18,7 +21,7 @@ def test_a_record():
     slot, seq, verb, dtype, count, itemsize, peer, start, end, *rest = recorder.oldest_open()
     assert (slot, seq, verb, dtype, count, itemsize, peer) == (tp, 0, 3, 11, 100, 4, 2)
     assert start > 0
-    assert (end, *rest) == (0, 0, 0, 0, 0)
+    assert (end, *rest) == (0, 0, 0, 0, 0, "")
     recorder.sent(ticket, 400, 800, 2)
     recorder.sent(ticket, 4, 8, 1)
     recorder.end(ticket, -5)
@@ -26,8 +29,57 @@ def test_a_record():
     (record,) = recorder.last(8)
     assert record[:8] == (tp, 0, 3, 11, 100, 4, 2, start)
     assert record[8] >= start
-    assert record[9:] == (-5, 404, 808, 3)
+    assert record[9:] == (-5, 404, 808, 3, "")
     assert recorder.totals() == [(tp, 3, 1, 404, 808, 3)]
+
+
+def line_of_caller():
+    return inspect.currentframe().f_back.f_lineno
+
+
+def sites(recorder, count):
+    return [entry[-1] for entry in recorder.last(count)]
+
+
+def test_a_record_says_who_called():
+    recorder = Recorder(own="/nowhere/")
+    recorder.add_group("world", 0, 1)
+    begin(recorder, 0)
+    here = "test_record.py:"
+    assert sites(recorder, 1) == [f"{here}{begin.__code__.co_firstlineno + 1}"]
+    recorder.begin(0, 1, 11, 1, 4, -1), recorder.begin(0, 1, 11, 1, 4, -1)
+    lines = [line_of_caller() - 1] * 2
+    recorder.begin(0, 1, 11, 1, 4, -1)
+    assert sites(recorder, 3) == [f"{here}{n}" for n in (*lines, lines[0] + 2)]
+
+
+def test_our_own_files_are_nobodys_call_site():
+    recorder = Recorder(own=os.path.dirname(__file__))
+    recorder.add_group("world", 0, 1)
+    begin(recorder, 0)
+    assert sites(recorder, 1) == [
+        "python.py:" + sites(recorder, 1)[0].partition(":")[2]
+    ]  # pytest's
+    nobody = Recorder(own="")  # every file begins so
+    nobody.add_group("world", 0, 1)
+    begin(nobody, 0)
+    assert sites(nobody, 1) == [""]
+
+
+def test_call_sites_of_much_code_and_of_strange_names():
+    recorder = Recorder(own="/nowhere/")
+    recorder.add_group("world", 0, 1)
+    for number in range(300):  # more than are kept
+        name = "/a/" + "n" * (number % 60) + f"{number}.py"
+        scope = {"begin": begin, "recorder": recorder}
+        exec(compile("\n" * number + "recorder.begin(0, 1, 11, 1, 4, -1)", name, "exec"), scope)
+        (said,) = sites(recorder, 1)
+        whole = f"{os.path.basename(name)}:{number + 1}"
+        assert len(said.encode()) <= 39
+        assert said == whole if len(whole) <= 39 else said.endswith(f":{number + 1}")
+    for name in ("", "<string>", "\u00e9" * 30, "/only/folders/"):
+        exec(compile("recorder.begin(0, 1, 11, 1, 4, -1)", name, "exec"), {"recorder": recorder})
+        assert sites(recorder, 1)[0].endswith(":1")
 
 
 def test_sequence_numbers_are_the_groups_own():

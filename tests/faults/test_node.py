@@ -260,8 +260,8 @@ def test_ctrl_c_ends_a_wait_and_fails_the_group(node_job):
     assert max(waits) < GENEROUS
 
 
-DONE = r"world #\d+ all_reduce float64\[4\] 0\.0 KiB done \d+ us \(\d\.\d s ago\)"
-OPEN = r"world #\d+ all_gather float64\[4\] 0\.0 KiB not done, begun \d\.\d s ago"
+DONE = r"world #\d+ all_reduce float64\[4\] 0\.0 KiB at script.py:\d+ done \d+ us \(\d\.\d s ago\)"
+OPEN = r"world #\d+ all_gather float64\[4\] 0\.0 KiB at script.py:\d+ not done, begun \d\.\d s ago"
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_the_report_of_a_job_that_ends_tells_what_who_left_did_last(node_job):
         3,
     )
     assert done.code not in (0, None)
-    assert re.search(r"rank 2 last: world #0 barrier done \d+ us", done.err), done
+    assert re.search(r"rank 2 last: world #0 barrier at script.py:\d+ done \d+ us", done.err), done
 
 
 def test_a_record_can_be_read_after_shutdown(node_job):

@@ -184,9 +184,9 @@ static int find_dead(const NodeCall *self)
 
 static PyObject *raise(NodeCall *self, int rc)
 {
-    /* A death is why others have left or given up, and may be seen after that. */
-    const int dead = rc == -EPIPE || rc == -ECANCELED ? find_dead(self) : -1;
-    if (dead >= 0) {
+    /* A death is why others have given up, and may be seen after that. */
+    const int dead = rc == -ECANCELED ? find_dead(self) : -1;
+    if (dead >= 0 && hp_team_has(team_of(self), dead)) {
         self->core.blocked_on = dead;
         rc = -EPIPE;
     }

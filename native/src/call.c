@@ -277,6 +277,11 @@ static void give_up(struct hp_team *team, enum hp_gone why)
     hp_team_ring(team);
 }
 
+bool hp_team_has(const struct hp_team *team, int rank)
+{
+    return hp_load_ordered(&team->lanes[rank]->gone) == HP_HERE; /* pairs with give_up */
+}
+
 void hp_team_give_up(struct hp_team *team)
 {
     give_up(team, HP_GAVE_UP);

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from hpcpar.comm.record import Entry
 from hpcpar.errors import MismatchError, UnsupportedError
 
 

@@ -116,7 +116,7 @@ struct hp_node {
     const struct hp_kernels *kernels;
     uint64_t length; /* bytes of every window */
     int fd;          /* my window's, to reserve memory in; -1: it is memory already */
-    unsigned spins;  /* looks before a wait sleeps */
+    unsigned spins;  /* looks before a wait sleeps; 0 on all ranks or on none */
     unsigned chunk;  /* bytes of a chunk, at most HP_SLOT_BYTES; equal on all ranks */
 };
 
@@ -162,6 +162,7 @@ struct hp_team {
     uint64_t steps;    /* chunks that all collectives so far took */
     bool has_slots;    /* their memory is reserved */
     uint64_t known[3][HP_MAX_LOCAL]; /* last looks at filled, reduced, taken */
+    int line_ns; /* what a line of another rank's cache takes to come, about */
     uint64_t key;                    /* of the group; set by who made it, 0: look for no cycle */
     struct hp_link cycle[HP_MAX_CYCLE];
     int cycle_length;
@@ -270,5 +271,7 @@ void hp_copy(void *dst, const void *src, size_t nbytes);
 void hp_copy_streaming(void *dst, const void *src, size_t nbytes);
 /* near = src through the caches and far = src past them, in one pass. */
 void hp_copy_twice(void *near, void *far, const void *src, size_t nbytes);
+/* The same, both past the caches. */
+void hp_copy_twice_streaming(void *one, void *other, const void *src, size_t nbytes);
 
 #endif

@@ -18,6 +18,8 @@
 #include "engine.h"
 #include "hp_atomic.h"
 
+#define YIELDS 8
+
 static long futex(const _Atomic uint32_t *word, int what, uint32_t value,
                   const struct timespec *timeout)
 {
@@ -78,9 +80,22 @@ static inline void relax(void)
 #endif
 }
 
+/* Where ranks outnumber cores, who is awaited may wait for this one: cheaper than to be woken. */
+static int give_way(struct hp_call *call)
+{
+    int rc = hp_call_advance(call);
+    for (int i = 0; rc == HP_PENDING && i < YIELDS; i++) {
+        sched_yield();
+        rc = hp_call_advance(call);
+    }
+    return rc;
+}
+
 /* Look again and again while that is cheaper than to sleep. */
 static int spin(struct hp_call *call)
 {
+    if (call->team->node->spins == 0)
+        return give_way(call);
     int rc = hp_call_advance(call);
     for (unsigned i = 0; rc == HP_PENDING && i < call->team->node->spins; i++) {
         relax();

@@ -13,6 +13,8 @@
 #include "engine.h"
 #include "hp_atomic.h"
 
+#define LINE_STEP 25 /* ns */
+
 enum { READY = 1, INLINE = 2 }; /* flags of a post */
 
 enum { FILLED, REDUCED, TAKEN }; /* counters of a lane */
@@ -96,6 +98,24 @@ static bool all_agree(const struct hp_call *call)
     return true;
 }
 
+/*
+ * How long another rank's line takes to come, from its new header, which nobody has read here yet.
+ * An interrupt may fall into it, so no sample changes much.
+ */
+static void measure_line(const struct hp_call *call)
+{
+    struct hp_team *const team = call->team;
+    const uint64_t others = (uint64_t)team->size - 1;
+    const uint64_t next = others > 1 ? call->seq % others : 0;
+    const int r = (int)(((uint64_t)team->rank + 1 + next) % (uint64_t)team->size);
+    const volatile uint8_t *const header = hp_call_header(call, r);
+    const uint64_t began = hp_now();
+    (void)header[2 * HP_CACHE_LINE];
+    (void)header[HP_CACHE_LINE];
+    const int step = (int)(hp_now() - began) - team->line_ns;
+    team->line_ns += step > LINE_STEP ? LINE_STEP : step < -LINE_STEP ? -LINE_STEP : step;
+}
+
 static int agree(struct hp_call *call)
 {
     struct hp_team *const team = call->team;
@@ -111,6 +131,8 @@ static int agree(struct hp_call *call)
     for (int r = 0; r < team->size; r++)
         if (hp_call_post(call, r)->steps > call->steps)
             call->steps = hp_call_post(call, r)->steps;
+    if (call->steps > 1)
+        measure_line(call);
     call->base = team->steps;
     team->steps += call->steps;
     call->phase = HP_MOVING;

@@ -11,6 +11,8 @@
 
 #define STREAM_BYTES (2u << 20) /* results that leave the caches anyhow are written past them */
 #define BLOCK 8192
+#define COPY_PART 4 /* of a chunk */
+#define FAR_NS 100 /* about what memory takes: a line that comes more slowly better waits there */
 
 static bool is_cut(const struct hp_call *call)
 {
@@ -32,11 +34,18 @@ bool hp_move_is_sliced(const struct hp_call *call)
     return call->request.verb == HP_ALL_REDUCE && call->team->size > 1;
 }
 
-/* Bytes of a chunk, or of one rank's place in it; the same on all ranks. */
+/*
+ * Bytes of a chunk, or of one rank's place in it; the same on all ranks. Where only copies are to
+ * be made and waits are short, shorter chunks stay in a nearer cache.
+ */
 static uint64_t grain(const struct hp_call *call)
 {
-    const uint64_t chunk = call->team->node->chunk;
-    return is_cut(call) ? (chunk / (uint64_t)call->team->size) & ~63ull : chunk;
+    const struct hp_node *const node = call->team->node;
+    if (is_cut(call))
+        return (node->chunk / (uint64_t)call->team->size) & ~63ull;
+    const bool copies = call->request.verb == HP_ALL_GATHER || call->request.verb == HP_BROADCAST;
+    const uint64_t part = node->chunk / COPY_PART & ~63u;
+    return copies && node->spins > 0 && part >= HP_POST_DATA ? part : node->chunk;
 }
 
 static uint64_t before(const uint64_t *counts, int rank)
@@ -79,6 +88,21 @@ bool hp_move_fits(const struct hp_call *call)
     return (longest(call) + 15) / 16 * 16 * parts <= HP_POST_DATA;
 }
 
+/* Whether ranks read what others wrote sooner from memory than from their caches. */
+static bool is_far(const struct hp_call *call)
+{
+    return call->team->line_ns > FAR_NS && !call->inline_data;
+}
+
+/* Copy into my slot. */
+static void fill(const struct hp_call *call, void *to, const void *from, uint64_t nbytes)
+{
+    if (is_far(call))
+        hp_copy_streaming(to, from, nbytes);
+    else
+        hp_copy(to, from, nbytes);
+}
+
 /* Copy part `q` from `at` on, up to a grain, to `to`. */
 static void put_part(const struct hp_call *call, int q, uint64_t at, uint64_t unit, uint8_t *to)
 {
@@ -87,7 +111,7 @@ static void put_part(const struct hp_call *call, int q, uint64_t at, uint64_t un
     if (q == me(call) || count <= at)
         return;
     const char *const from = (const char *)request->send + before(request->send_counts, q) + at;
-    hp_copy(to, from, count - at < unit ? count - at : unit);
+    fill(call, to, from, count - at < unit ? count - at : unit);
 }
 
 void hp_move_inline(const struct hp_call *call, struct hp_post *post)
@@ -157,50 +181,84 @@ void hp_move_produce(const struct hp_call *call, uint64_t step)
     const char *const from = (const char *)call->request.send + step * unit;
     char *const own = own_block(call);
     if (own && own != call->request.send) {
-        hp_copy_twice(to, own + step * unit, from, nbytes);
+        if (is_far(call))
+            hp_copy_twice_streaming(to, own + step * unit, from, nbytes);
+        else
+            hp_copy_twice(to, own + step * unit, from, nbytes);
         return;
     }
     if (!hp_move_is_sliced(call)) {
-        hp_copy(to, from, nbytes);
+        fill(call, to, from, nbytes);
         return;
     }
     const uint64_t begin = slice(call, nbytes, me(call)), end = slice(call, nbytes, me(call) + 1);
-    hp_copy(to, from, begin);
-    hp_copy(to + end, from + end, nbytes - end);
+    fill(call, to, from, begin);
+    fill(call, to + end, from + end, nbytes - end);
 }
 
-/* Whether the result is so long that it leaves the caches anyhow. In place it is there already. */
+/*
+ * Whether the result is so long that it leaves the caches anyhow. In place it is there already,
+ * unless many ranks' chunks have come in between.
+ */
 static bool is_streamed(const struct hp_call *call)
 {
-    return call->request.nbytes >= STREAM_BYTES && call->request.recv != call->request.send;
+    const bool is_there = call->request.recv == call->request.send && call->team->size == 2;
+    return call->request.nbytes >= STREAM_BYTES && !is_there;
 }
 
 /* ---- taking ---------------------------------------------------------------------------- */
 
-/* out = op over `srcs`, past the caches where the result is large and none of them. */
-static int reduce(const struct hp_call *call, char *out, const void **srcs, int count,
-                  uint64_t nbytes)
+/* What a reduction is but for its sources and where it goes. */
+static struct hp_reduction reduction(const struct hp_call *call, const void **srcs, int count)
 {
     const struct hp_request *const q = &call->request;
-    const size_t item = hp_itemsize(q->dtype);
-    struct hp_reduction r = {.out = out, .srcs = srcs, .num_srcs = (size_t)count, .op = q->op,
-                             .dtype = q->dtype, .count = nbytes / item, .factors = q->factors,
-                             .divisor = q->divisor};
-    if (!is_streamed(call))
-        return hp_reduce(call->team->node->kernels, &r);
+    return (struct hp_reduction){.srcs = srcs, .num_srcs = (size_t)count, .op = q->op,
+                                 .dtype = q->dtype, .factors = q->factors, .divisor = q->divisor};
+}
+
+/* Copy a result to my array, past the caches if it leaves them anyhow. */
+static void put(const struct hp_call *call, char *to, const void *from, uint64_t nbytes)
+{
+    if (nbytes == 0 || to == from)
+        return;
+    if (is_streamed(call))
+        hp_copy_streaming(to, from, nbytes);
+    else
+        hp_copy(to, from, nbytes);
+}
+
+/* Reduce block by block to my array, and to my slot if there is one; none of it stays in caches. */
+static int reduce_past(const struct hp_call *call, char *out, uint8_t *to, const void **srcs,
+                       int count, uint64_t nbytes)
+{
     _Alignas(HP_CACHE_LINE) char room[BLOCK];
+    struct hp_reduction r = reduction(call, srcs, count);
     r.out = room;
     for (uint64_t at = 0; at < nbytes; at += BLOCK) {
         const uint64_t now = rest(nbytes, at / BLOCK, BLOCK);
-        r.count = now / item;
+        r.count = now / hp_itemsize(r.dtype);
         const int rc = hp_reduce(call->team->node->kernels, &r);
         if (rc < 0)
             return rc;
-        hp_copy_streaming(out + at, room, now);
+        if (to)
+            hp_copy_streaming(to + at, room, now);
+        put(call, out + at, room, now);
         for (int s = 0; s < count; s++)
             srcs[s] = (const char *)srcs[s] + now;
     }
     return 0;
+}
+
+/* out = op over `srcs`. */
+static int reduce(const struct hp_call *call, char *out, const void **srcs, int count,
+                  uint64_t nbytes)
+{
+    if (is_streamed(call))
+        return reduce_past(call, out, NULL, srcs, count, nbytes);
+    struct hp_reduction r = reduction(call, srcs, count);
+    r.out = out;
+    r.count = nbytes / hp_itemsize(r.dtype);
+    return hp_reduce(call->team->node->kernels, &r);
 }
 
 /* What rank `r` gave for bytes `at` to `at + unit` of its array, or of its part for me. */
@@ -240,16 +298,6 @@ static int take_reduced(const struct hp_call *call, uint64_t step)
     for (int r = 0; r < count; r++)
         srcs[r] = source(call, r, step);
     return reduce(call, (char *)q->recv + step * unit, srcs, count, nbytes);
-}
-
-static void put(const struct hp_call *call, char *to, const void *from, uint64_t nbytes)
-{
-    if (nbytes == 0 || to == from)
-        return;
-    if (is_streamed(call))
-        hp_copy_streaming(to, from, nbytes);
-    else
-        hp_copy(to, from, nbytes);
 }
 
 static void take_broadcast(const struct hp_call *call, uint64_t step)
@@ -297,12 +345,15 @@ int hp_move_reduce(const struct hp_call *call, uint64_t step)
         return 0;
     for (int r = 0; r < call->team->size; r++)
         srcs[r] = (const char *)source(call, r, step) + begin;
-    const struct hp_reduction reduction = {
-        .out = slot(call, me(call), step) + begin, .srcs = srcs,
-        .num_srcs = (size_t)call->team->size, .count = (end - begin) / hp_itemsize(q->dtype),
-        .dtype = q->dtype, .op = q->op, .factors = q->factors, .divisor = q->divisor};
-    const int rc = hp_reduce(call->team->node->kernels, &reduction);
-    put(call, (char *)q->recv + step * unit + begin, reduction.out, end - begin);
+    char *const out = (char *)q->recv + step * unit + begin;
+    uint8_t *const to = slot(call, me(call), step) + begin;
+    if (is_far(call))
+        return reduce_past(call, out, to, srcs, call->team->size, end - begin);
+    struct hp_reduction r = reduction(call, srcs, call->team->size);
+    r.out = to;
+    r.count = (end - begin) / hp_itemsize(q->dtype);
+    const int rc = hp_reduce(call->team->node->kernels, &r);
+    put(call, out, to, end - begin);
     return rc;
 }
 

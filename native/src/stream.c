@@ -9,7 +9,9 @@
 
 #include "hp_node.h"
 
-#define AHEAD 512 /* bytes; more brought nothing, and less came late */
+/* Bytes that are asked for ahead: of other cores' caches, of memory. Less comes late. */
+#define AHEAD 512
+#define FAR_AHEAD 1024
 #define LINE HP_CACHE_LINE
 
 #if defined(__x86_64__)
@@ -63,27 +65,52 @@ void hp_copy_streaming(void *dst, const void *src, size_t nbytes)
     memcpy(to, from, nbytes);
 }
 
-void hp_copy_twice(void *near, void *far, const void *src, size_t nbytes)
+static inline void put_line(char *to, const struct line *line, bool past)
 {
-    char *to = far, *other = near;
-    const char *from = src;
-    if ((uintptr_t)to % LINE) { /* streamed stores go to whole lines */
-        hp_copy(near, src, nbytes);
-        hp_copy_streaming(far, near, nbytes);
-        return;
-    }
-    for (; nbytes >= LINE; to += LINE, other += LINE, from += LINE, nbytes -= LINE) {
-        __builtin_prefetch(other + AHEAD, 1);
-        __builtin_prefetch(from + AHEAD);
-        const struct line line = load(from);
-        for (int i = 0; i < 4; i++) {
-            _mm_storeu_si128((__m128i *)other + i, line.part[i]);
-            _mm_stream_si128((__m128i *)to + i, line.part[i]);
-        }
+    for (int i = 0; i < 4; i++)
+        if (past)
+            _mm_stream_si128((__m128i *)to + i, line->part[i]);
+        else
+            _mm_storeu_si128((__m128i *)to + i, line->part[i]);
+}
+
+static void copy_both(char *one, char *other, const char *from, size_t nbytes)
+{
+    memcpy(one, from, nbytes);
+    memcpy(other, from, nbytes);
+}
+
+/* Whole lines of `far` past the caches, those of `other` past them or not. */
+static inline void put_twice(char *other, char *far, const char *from, size_t nbytes, bool past)
+{
+    const size_t head = (size_t)(-(uintptr_t)far & (LINE - 1));
+    size_t at = head < nbytes ? head : nbytes;
+    copy_both(other, far, from, at);
+    for (; at + LINE <= nbytes; at += LINE) {
+        if (!past)
+            __builtin_prefetch(other + at + AHEAD, 1);
+        __builtin_prefetch(from + at + FAR_AHEAD);
+        const struct line line = load(from + at);
+        put_line(other + at, &line, past);
+        put_line(far + at, &line, true);
     }
     _mm_sfence();
-    memcpy(to, from, nbytes);
-    memcpy(other, from, nbytes);
+    copy_both(other + at, far + at, from + at, nbytes - at);
+}
+
+void hp_copy_twice(void *near, void *far, const void *src, size_t nbytes)
+{
+    put_twice(near, far, src, nbytes, false);
+}
+
+void hp_copy_twice_streaming(void *one, void *other, const void *src, size_t nbytes)
+{
+    if (((uintptr_t)one - (uintptr_t)other) % sizeof(__m128i)) {
+        hp_copy_streaming(one, src, nbytes);
+        hp_copy_streaming(other, src, nbytes);
+        return;
+    }
+    put_twice(one, other, src, nbytes, true);
 }
 #else
 void hp_copy(void *dst, const void *src, size_t nbytes)
@@ -101,5 +128,10 @@ void hp_copy_twice(void *near, void *far, const void *src, size_t nbytes)
 {
     hp_copy(near, src, nbytes);
     hp_copy(far, src, nbytes);
+}
+
+void hp_copy_twice_streaming(void *one, void *other, const void *src, size_t nbytes)
+{
+    hp_copy_twice(one, other, src, nbytes);
 }
 #endif

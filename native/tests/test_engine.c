@@ -436,5 +436,12 @@ int main(void)
     }
     run_ranks(2, HP_SLOT_BYTES, 200, run_large);
     run_ranks(3, HP_SLOT_BYTES, 0, run_large);
+    for (int size = 2; size <= 3; size++) {
+        struct world far = {.size = size, .chunk = SMALL_CHUNK, .is_far = true, .body = run_all};
+        run_world(&far);
+        far.chunk = HP_SLOT_BYTES;
+        far.body = run_large;
+        run_world(&far);
+    }
     return 0;
 }

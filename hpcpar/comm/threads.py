@@ -138,21 +138,26 @@ class _ThreadWindows:
 
     @property
     def buffers(self) -> tuple[memoryview, ...]:
+        """The window of each rank; none when all have left."""
         return self._shared.windows
 
     def fileno(self) -> int:
+        """There is no file: all memory is there."""
         return -1
 
     def grow(self, nbytes: int) -> None:
         """All of it is there."""
 
     def fail(self, reason: BaseException) -> None:
+        """Keep why, and wake who waits for a message."""
         self._shared.fail(self.index, reason)
 
     def loss(self, rank: int) -> GroupFailed | RankFailed:
+        """Return the error of who waits for a rank that is gone."""
         return self._shared.loss(rank)
 
     def close(self) -> None:
+        """Leave; the memory goes with the last rank's reference to it."""
         self._shared.leave(self.index)
 
 

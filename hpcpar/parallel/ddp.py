@@ -372,6 +372,8 @@ class Step:
                 self._complete(f"{kind}{exc}", own=exc)
             except HpcparError as other:
                 exc.add_note(f"The group was aborted, the step could not be ended: {other}")
+        else:
+            self._disown()
 
     def _complete(self, error: str | None, own: Exception | None = None) -> float:
         """Launch what is left, wait, agree on the outcome; return the sum of all weights.
@@ -406,8 +408,12 @@ class Step:
         return float(total)
 
     def _abort(self, exc: BaseException) -> None:
-        """Give up for all ranks; what becomes of the reductions on their way is no news then."""
+        """Give up for all ranks."""
         self._ddp.group.abort(exc)
+        self._disown()
+
+    def _disown(self) -> None:
+        """Let nobody hear of the reductions on their way: the group has failed, and says why."""
         for work in self._works:
             work.on_done(Work.exception)
 

@@ -150,7 +150,8 @@ def test_a_rank_that_waits_for_one_that_left_ends_the_job(job):
         r"\[rank 0/2\] RankFailed: all_reduce #1 of group 'world': rank 1 \(exit code 0\) has left",
         lines[0],
     )
-    assert "last operations" in lines[1]
+    assert "rank 1 last: world #0 all_reduce" in lines[1]
+    assert "last operations" in lines[2]
     assert "all_reduce" in lines[-1]
     assert "not done" in lines[-1]
 

@@ -278,6 +278,8 @@ class Node:
         """Tell all ranks of the node that I take part in nothing any more."""
     def is_dead(self, peer: int, /) -> bool:
         """Whether a peer's process is gone."""
+    def untie(self) -> None:
+        """Look at nobody's ties any more: their descriptors are going to be closed."""
     def listen(self) -> int:
         """Begin to sleep until an operation of lane 1 can move on; look once more, then `sleep`."""
     def sleep(self, heard: int, nanoseconds: int) -> None:

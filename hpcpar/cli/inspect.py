@@ -116,7 +116,7 @@ def _windows_of(pid: int) -> list[_Rank]:
     found = {}
     for name in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{name}"
-        with suppress(FileNotFoundError):  # it has closed it meanwhile
+        with suppress(OSError):  # it has closed it meanwhile, or nobody may read it
             header = read_header(path) if "hpcpar" in os.readlink(path) else None
             if header is not None and (header.version != LAYOUT_VERSION or header.is_of(pid)):
                 found[os.stat(path).st_ino] = _Rank(pid, header, path)  # may be open twice

@@ -229,6 +229,7 @@ class NodeBackend(Backend):
             return self._make(op, agreement._replace(header=op.send.tobytes()), False)
         op.recv = np.empty(self.size * op.send.nbytes, np.uint8)
         gather = Operation("all_gather", op.send, recv_counts=[op.send.nbytes] * self.size)
+        gather.lane = op.lane
         return self._make(gather, agreement, True)
 
     def direct(self, op: Operation, agreement: Agreement | None) -> Direct | None:
@@ -274,7 +275,7 @@ class NodeBackend(Backend):
     def error(self, code: int, rank: int) -> BaseException:
         """Return the exception for what the core says of the rank that it waited for."""
         error = self._plain_error(code, rank)
-        if isinstance(error, RankFailed | CollectiveTimeout):
+        if isinstance(error, RankFailed | CollectiveTimeout) and rank >= 0:
             where.add_last(error, (rank,), self.last_of)
         return error
 
@@ -292,6 +293,8 @@ class NodeBackend(Backend):
             return InterruptedError(f"a signal's handler raised while rank {rank} was waited for.")
         if code == errno.ENOMEM:
             return MemoryError("node engine: there is no memory for the chunks of this group.")
+        if code == errno.ETIMEDOUT and rank < 0:
+            return CollectiveTimeout("not done at the deadline, which was over at once.")
         if code == errno.ETIMEDOUT:
             return CollectiveTimeout(f"not done at the deadline, missing: [{rank}].")
         return UnsupportedError(f"node engine: {os.strerror(code)}.")

@@ -34,6 +34,7 @@ class WatchedMessages(Backend):
         self.mpi_comm = carrier.mpi_comm
         self._carrier, self._ranks, self._is_dead = carrier, tuple(ranks), is_dead
         self._looked = 0.0
+        self._gone: set[int] = set()
 
     def supports(self, op: Operation) -> str | None:
         """Ask the carrier."""
@@ -80,13 +81,13 @@ class WatchedMessages(Backend):
 
     def _find_gone(self, op: Operation) -> list[int]:
         """Return the ranks that `op` needs if none of them is alive any more."""
-        if time.monotonic() - self._looked < _LOOK:
-            return []
-        self._looked = time.monotonic()
+        if time.monotonic() - self._looked > _LOOK:
+            self._looked = time.monotonic()
+            ranks = enumerate(self._ranks)
+            self._gone |= {r for r, rank in ranks if r != self.rank and self._is_dead(rank)}
         needed = [op.root] if op.root is not None else list(range(self.size))
         others = [r for r in needed if r != self.rank]
-        is_over = op.root != self.rank and all(self._is_dead(self._ranks[r]) for r in others)
-        return others if is_over else []
+        return others if op.root != self.rank and self._gone.issuperset(others) else []
 
     @contextmanager
     def _failures_named(self) -> Iterator[None]:

@@ -242,4 +242,5 @@ def _make_recorder(windows: Windows) -> Recorder:
 def _part(core: Node, windows: Windows) -> None:
     if os.getpid() == windows.pid:  # a forked child is no rank
         core.leave(False)
+        core.untie()
         windows.close()

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._arrays import dtype_code
 from .._core import HotCall, Recorder
-from ..errors import ArgumentError, CollectiveTimeout, GroupFailed, HpcparError
+from ..errors import ArgumentError, CollectiveTimeout, GroupFailed, HpcparError, RankFailed
 from . import record, where
 from .agree import Header, disagreement, mismatch
 from .backend import Backend, CrossedGroupsError, Operation
@@ -154,13 +154,16 @@ class Runner:
                 f"{verb}: this process was forked from a rank, whose group it may not use. Start "
                 "helpers with multiprocessing's 'spawn', or before init."
             )
+        self._check_state(verb)
+        if self.noisy:
+            self.raise_unclaimed()
+
+    def _check_state(self, verb: str) -> None:
         if self.state != "ok":
             cause = self._cause
             text = str(cause) or type(cause).__name__  # Ctrl-C says nothing
             why = f", because of: {text}" if cause is not None else ""
             raise GroupFailed(f"{verb}: the group is {self.state}{why}") from cause
-        if self.noisy:
-            self.raise_unclaimed()
 
     def raise_unclaimed(self) -> None:
         """Raise the first error of an asynchronous operation that nobody has seen."""
@@ -270,6 +273,8 @@ class Runner:
         except BaseException as error:
             if ops and _breaks_off(error):  # others have begun too
                 self._abandon(request, ops, error)
+            elif isinstance(error, RankFailed):
+                self._given_up += ops
             raise
 
     def _carry(self, ops: list[Operation]) -> list[Operation]:
@@ -311,6 +316,8 @@ class Runner:
                 self.noisy = True
                 if _breaks_off(error):
                     self._abandon(request, flow.operations, error)
+                elif isinstance(error, RankFailed):
+                    self._given_up += flow.operations
             work.finish(result, error)
 
         flow = Flow(
@@ -326,6 +333,8 @@ class Runner:
 
     def _flow(self, request: Request, ticket: int, seq: int, timeout: float | None) -> Steps:
         """Yield what the call takes: headers first where ranks must compare, then its steps."""
+        if request.collective:
+            self._check_state(request.verb)  # it may have failed while an asynchronous call waited
         headers = None
         if request.collective and (request.exchanges or self._compares(request, timeout)):
             headers = yield from self._exchange(request, seq)

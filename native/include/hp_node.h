@@ -162,7 +162,8 @@ struct hp_team {
     uint64_t steps;    /* chunks that all collectives so far took */
     bool has_slots;    /* their memory is reserved */
     uint64_t known[3][HP_MAX_LOCAL]; /* last looks at filled, reduced, taken */
-    int line_ns; /* what a line of another rank's cache takes to come, about */
+    int line_ns;       /* what a line of another rank's cache takes to come, about */
+    uint64_t clock_ns; /* what two looks at the clock take */
     uint64_t key;                    /* of the group; set by who made it, 0: look for no cycle */
     struct hp_link cycle[HP_MAX_CYCLE];
     int cycle_length;

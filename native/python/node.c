@@ -218,6 +218,15 @@ static PyObject *is_gone(PyObject *self, PyObject *peer)
                            hp_py_is_gone((Node *)self, (int)index));
 }
 
+/* Their descriptors are going to be closed, and to mean something else. */
+static PyObject *untie(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    for (int i = 0; i < HP_MAX_LOCAL; i++)
+        ((Node *)self)->ties[i] = -1;
+    return Py_NewRef(Py_None);
+}
+
 static PyMethodDef node_methods[] = {
     {"claim", claim, METH_O, "claim(key, /)\n--\n\nTake an area of my window for a group."},
     {"find", find, METH_VARARGS, "find(peer, key)\n--\n\nA peer's area for a group, or None."},
@@ -231,6 +240,7 @@ static PyMethodDef node_methods[] = {
     {"sleep", node_sleep, METH_VARARGS,
      "sleep(heard, nanoseconds)\n--\n\nSleep until the bell rings; 0: only stop listening."},
     {"wake", wake, METH_NOARGS, "wake()\n--\n\nWake my own thread that sleeps."},
+    {"untie", untie, METH_NOARGS, "untie()\n--\n\nLook at nobody's ties any more."},
     {"is_dead", is_dead, METH_O, "is_dead(peer, /)\n--\n\nWhether a peer's process is gone."},
     {"has_left", has_left, METH_O, "has_left(peer, /)\n--\n\nWhether a peer left in order."},
     {"is_gone", is_gone, METH_O, "is_gone(peer, /)\n--\n\nWhether a peer left, failed or died."},

@@ -170,14 +170,14 @@ static void begin(NodeCall *self, PyObject *x, PyObject *out)
     hp_call_begin(&self->core, team_of(self), &self->request);
 }
 
-/* The member whose process is gone without having left in order, or -1. */
-static int find_dead(const NodeCall *self)
+/* The member that died without having left in order or, with `is_new`, given up; or -1. */
+static int find_dead(const NodeCall *self, bool is_new)
 {
     const struct hp_team *const team = team_of(self);
     const Node *const node = (Node *)((Team *)self->team)->node;
     for (int r = 0; r < team->size; r++)
         if (r != team->rank && hp_py_is_gone(node, team->members[r]) &&
-            !hp_node_has_left(&node->core, team->members[r]))
+            !hp_node_has_left(&node->core, team->members[r]) && (!is_new || hp_team_has(team, r)))
             return r;
     return -1;
 }
@@ -185,8 +185,8 @@ static int find_dead(const NodeCall *self)
 static PyObject *raise(NodeCall *self, int rc)
 {
     /* A death is why others have given up, and may be seen after that. */
-    const int dead = rc == -ECANCELED ? find_dead(self) : -1;
-    if (dead >= 0 && hp_team_has(team_of(self), dead)) {
+    const int dead = rc == -ECANCELED ? find_dead(self, true) : -1;
+    if (dead >= 0) {
         self->core.blocked_on = dead;
         rc = -EPIPE;
     }
@@ -218,7 +218,7 @@ static int find_lost(NodeCall *self)
     self->looked = hp_now();
     if (first >= 0 && hp_py_is_gone(node, team->members[first]))
         return first;
-    return find_dead(self);
+    return find_dead(self, false);
 }
 
 static int lose(NodeCall *self, int rank)

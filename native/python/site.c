@@ -79,11 +79,11 @@ static struct place *find(struct hp_sites *sites, PyObject *code)
     struct place *const place = &sites->places[(mixed ^ (mixed >> 6)) & (PLACES - 1)];
     if (place->code == code)
         return place;
-    PyObject *const path = path_of(code);
-    Py_XDECREF(place->code);
+    PyObject *const path = path_of(code), *const old = place->code;
     *place = (struct place){.code = Py_NewRef(code)};
     place->is_ours = path && strncmp(PyBytes_AsString(path), sites->own, strlen(sites->own)) == 0;
     Py_XDECREF(path);
+    Py_XDECREF(old); /* may run anything */
     return place;
 }
 

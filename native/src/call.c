@@ -112,15 +112,16 @@ static void measure_line(const struct hp_call *call)
     const uint64_t began = hp_now();
     (void)header[2 * HP_CACHE_LINE];
     (void)header[HP_CACHE_LINE];
-    const int step = (int)(hp_now() - began) - team->line_ns;
-    team->line_ns += step > LINE_STEP ? LINE_STEP : step < -LINE_STEP ? -LINE_STEP : step;
+    const uint64_t took = hp_now() - began;
+    const int64_t step = (int64_t)took - (int64_t)team->clock_ns - team->line_ns;
+    team->line_ns += step > LINE_STEP ? LINE_STEP : step < -LINE_STEP ? -LINE_STEP : (int)step;
 }
 
 static int agree(struct hp_call *call)
 {
     struct hp_team *const team = call->team;
-    for (; call->come < team->size; call->come++)
-        if (!hp_call_has_come(call, call->come)) {
+    for (; call->come < team->size; call->come++) /* another thread may have withdrawn my own */
+        if (call->come != team->rank && !hp_call_has_come(call, call->come)) {
             call->blocked_on = call->come;
             return HP_PENDING;
         }

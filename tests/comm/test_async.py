@@ -335,3 +335,21 @@ def test_the_end_of_run_ranks_waits_and_raises():
     assert run_ranks(2, dropped) == [None, 2.0]
     with pytest.raises(MismatchError):
         run_ranks(2, lambda g: g.broadcast(np.ones(3 + g.rank), async_op=True))
+
+
+@pytest.mark.sizes(2, 3)
+def test_headers_that_are_too_long_travel_apart_from_blocking_calls(ranks):
+    """A tree of many arrays needs a second exchange; it belongs to the asynchronous lane."""
+
+    def body(group):
+        tree = {f"array number {i}": np.full(i + 1, group.rank + 1.0) for i in range(40)}
+        total = group.size * (group.size + 1) / 2
+        for turn in range(20):
+            work = group.all_reduce(tree, async_op=True)
+            if turn % 2 == group.rank % 2:
+                time.sleep(0.002)
+            assert group.all_reduce(1) == group.size
+            result = work.wait()
+            assert all((result[f"array number {i}"] == total).all() for i in range(40))
+
+    ranks(body)

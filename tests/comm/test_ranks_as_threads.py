@@ -203,11 +203,14 @@ def crossed(group):
 
 
 def test_crossed_groups_are_found():
-    for rank, (seconds, error) in enumerate(run_ranks(2, crossed)):
-        assert isinstance(error, MismatchError)
+    outcomes = run_ranks(2, crossed)
+    found = [error for _, error in outcomes if isinstance(error, MismatchError)]
+    assert found  # by both, unless one of them got no core for a while
+    assert all(isinstance(error, MismatchError | GroupFailed) for _, error in outcomes)
+    for error in found:
         assert "groups are called in different orders" in str(error)
-        assert f"rank {rank} waits in #" in str(error)
-        assert seconds < 5  # some 0.15
+        assert all(f"rank {rank} waits in #" in str(error) for rank in (0, 1))
+    assert max(seconds for seconds, _ in outcomes) < 5  # some 0.15
 
 
 def test_threads_of_the_user_leave_crossed_groups_to_the_deadline():
@@ -216,7 +219,7 @@ def test_threads_of_the_user_leave_crossed_groups_to_the_deadline():
     helper = threading.Thread(target=end.wait)
     helper.start()
     try:
-        outcomes = run_ranks(2, crossed, timeout=0.5)
+        outcomes = run_ranks(2, crossed, timeout=2.0)
     finally:
         end.set()
         helper.join()
@@ -266,7 +269,7 @@ def test_who_does_not_come_to_a_new_group(how):
         with pytest.raises(KeyError):
             run_ranks(2, body)
         return
-    error = run_ranks(2, body, timeout=0.3)[0]
+    error = run_ranks(2, body, timeout=0.3 if how == "is late" else 30.0)[0]
     if how == "leaves":
         assert re.match(
             r"rank 0 has left and is missing here \[rank 0/2, group 'world'", str(error)

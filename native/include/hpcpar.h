@@ -199,6 +199,9 @@ int hp_recorder_init(struct hp_recorder *recorder, void *zeroed, size_t capacity
  */
 int hp_recorder_attach(struct hp_recorder *recorder, const void *memory, size_t nbytes);
 
+/* Go on in other memory, zeroed and aligned alike, with all that is recorded. */
+void hp_recorder_move(struct hp_recorder *recorder, void *zeroed);
+
 /* A slot >= 0, or -ENOSPC. Longer names are cut. */
 int hp_recorder_add_group(struct hp_recorder *recorder, const char *name, int rank, int size);
 /* A ticket > 0, or -EINVAL. One thread writes at a time. */

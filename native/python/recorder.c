@@ -174,13 +174,10 @@ static PyObject *detach(PyObject *object, PyObject *unused)
     Recorder *const self = (Recorder *)object;
     if (!self->buffer.obj)
         return Py_NewRef(Py_None);
-    const size_t capacity = self->core.capacity;
-    void *const where = allocate(self, hp_recorder_bytes(capacity, HP_MAX_GROUPS));
+    void *const where = allocate(self, hp_recorder_bytes(self->core.capacity, HP_MAX_GROUPS));
     if (!where)
         return NULL;
-    const uint32_t groups = hp_recorder_num_groups(&self->core);
-    memcpy(where, self->core.memory, hp_recorder_bytes(capacity, groups));
-    self->core.memory = where;
+    hp_recorder_move(&self->core, where);
     PyBuffer_Release(&self->buffer);
     Py_CLEAR(self->reserve);
     return Py_NewRef(Py_None);

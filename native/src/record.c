@@ -156,6 +156,17 @@ int hp_recorder_attach(struct hp_recorder *r, const void *memory, size_t nbytes)
     return needed == 0 ? -EBADMSG : nbytes < needed ? -EINVAL : 0;
 }
 
+void hp_recorder_move(struct hp_recorder *r, void *zeroed)
+{
+    const uint64_t next = hp_load_relaxed(&memory_of(r)->next);
+    const uint64_t used = next < r->capacity ? next : r->capacity; /* the rest takes no memory */
+    const struct entry *const groups = entry_at(r, 0);
+    const uint32_t many = count_groups(r);
+    memcpy(zeroed, r->memory, sizeof(struct memory) + used * sizeof(struct cell));
+    r->memory = zeroed;
+    memcpy(entry_at(r, 0), groups, many * sizeof(struct entry));
+}
+
 /* ---- writing --------------------------------------------------------------------------- */
 
 int hp_recorder_add_group(struct hp_recorder *r, const char *name, int rank, int size)

@@ -24,7 +24,7 @@ from typing import NamedTuple, NoReturn
 from ..errors import GroupFailed, RankFailed
 from .channel import Channel
 from .roll import Departure, Failure, Kind, Pace, Roll
-from .where import last_lines
+from .where import last_lines, own_story
 
 __all__ = ["Guard", "Waiting", "Watched"]
 
@@ -256,7 +256,7 @@ class Guard:
 
     def _end(self, kind: Kind, summary: str, more: str, gone: Sequence[int] = ()) -> None:
         others = "".join(f"{line}\n" for line in last_lines(gone, self._watched.last_of))
-        own = f"last operations of this rank:\n{self._watched.last()}"
+        own = own_story(self._watched.last())
         self._roll.fail(Failure(kind, 1, summary, f"{summary}{more}\n{others}{own}"))
 
 

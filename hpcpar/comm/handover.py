@@ -18,8 +18,8 @@ from typing import NamedTuple, TypedDict
 
 from ..errors import ArgumentError, BackendUnavailable, GroupFailed, HpcparError, RankFailed
 from .bootstrap import Bootstrap
-from .window import DEFAULT_LENGTH, fit_length, longest_file, mappable_bytes
-from .window_ways import FileWay, Place, SocketWay, Way, hang_up
+from .window import DEFAULT_LENGTH, Window, fit_length, longest_file, mappable_bytes
+from .window_ways import FileWay, Place, SocketWay, Way
 
 __all__ = ["NodeWindows", "open_windows"]
 
@@ -60,12 +60,15 @@ class NodeWindows:
         self.ranks, self.index, self.key = place.members, place.index, place.key
         self.length = place.length
         self.how, self.why = way.name if way else "none", why
-        self._windows = way.windows if way else {}
-        self._sockets = way.sockets if way else {}
-        self._locks = way.locks if way else {}
+        self._way = way
         self.pid = os.getpid()
         # A forked child holds sockets and locks, which would hide the death of its parent.
-        os.register_at_fork(after_in_child=partial(_drop_ties, weakref.ref(self)))
+        if way is not None:
+            os.register_at_fork(after_in_child=partial(_drop_ties, weakref.ref(way)))
+
+    @property
+    def _windows(self) -> dict[int, Window]:
+        return self._way.windows if self._way else {}
 
     @property
     def buffers(self) -> tuple[mmap, ...]:
@@ -92,9 +95,9 @@ class NodeWindows:
             This process was forked from the one that made the windows.
         """
         self._check_process()
-        ties = {**self._locks, **{i: sock.fileno() for i, sock in self._sockets.items()}}
-        if not self._windows:
+        if self._way is None or not self._windows:
             return ()
+        ties = self._way.ties()
         return tuple(-1 if i == self.index else ties[i] for i in range(len(self.ranks)))
 
     def fileno(self) -> int:
@@ -130,20 +133,8 @@ class NodeWindows:
         A buffer of which somebody holds a view stays mapped until the last view is gone. In a
         forked child the parent's connections stay.
         """
-        for sock in self._sockets.values():
-            hang_up(sock)
-        for fd in self._locks.values():
-            os.close(fd)
-        for window in self._windows.values():
-            window.close()
-        self._sockets, self._locks, self._windows = {}, {}, {}
-
-    def _drop_ties(self) -> None:
-        for sock in self._sockets.values():
-            sock.close()
-        for fd in self._locks.values():
-            os.close(fd)
-        self._sockets, self._locks = {}, {}
+        if self._way is not None:
+            self._way.close()
 
     def _check_process(self) -> None:
         if os.getpid() != self.pid:
@@ -380,8 +371,7 @@ def _report(windows: NodeWindows, host: str) -> None:
         _log.warning("%s share no memory%s and go through MPI, which is slower", who, why)
 
 
-def _drop_ties(ref: weakref.ref[NodeWindows]) -> None:
-    """Close the child's copies, without hanging up for the parent."""
-    windows = ref()
-    if windows is not None:
-        windows._drop_ties()
+def _drop_ties(ref: weakref.ref[Way]) -> None:
+    way = ref()
+    if way is not None:
+        way.drop_ties()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from ..errors import RankFailed
 from .backend import Backend, Operation
+from .matching import counterparts
 
 __all__ = ["WatchedMessages"]
 
@@ -85,9 +86,8 @@ class WatchedMessages(Backend):
             self._looked = time.monotonic()
             ranks = enumerate(self._ranks)
             self._gone |= {r for r, rank in ranks if r != self.rank and self._is_dead(rank)}
-        needed = [op.root] if op.root is not None else list(range(self.size))
-        others = [r for r in needed if r != self.rank]
-        return others if op.root != self.rank and self._gone.issuperset(others) else []
+        needed = counterparts(op, self.rank, self.size)
+        return needed if self._gone.issuperset(needed) else []
 
     @contextmanager
     def _failures_named(self) -> Iterator[None]:

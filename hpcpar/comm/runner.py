@@ -271,10 +271,8 @@ class Runner:
         except StopIteration as stop:
             return stop.value
         except BaseException as error:
-            if ops and _breaks_off(error):  # others have begun too
-                self._abandon(request, ops, error)
-            elif isinstance(error, RankFailed):
-                self._given_up += ops
+            if ops:  # else nobody has begun
+                self._part(request, ops, error)
             raise
 
     def _carry(self, ops: list[Operation]) -> list[Operation]:
@@ -292,6 +290,13 @@ class Runner:
         where.add_last(error, missing or (), self.backend.last_of)
         self._abandon(request, late, error)
         return error
+
+    def _part(self, request: Request, ops: list[Operation], error: BaseException) -> None:
+        """Leave operations that `error` has ended: others may be in the middle of them."""
+        if _breaks_off(error):
+            self._abandon(request, ops, error)
+        elif isinstance(error, RankFailed):  # what MPI began for it may still go on
+            self._given_up += ops
 
     def _abandon(self, request: Request, ops: list[Operation], error: BaseException) -> None:
         self._given_up += ops  # their buffers may still be read and written
@@ -314,10 +319,7 @@ class Runner:
             if error is not None:
                 self.unclaimed.append(work)
                 self.noisy = True
-                if _breaks_off(error):
-                    self._abandon(request, flow.operations, error)
-                elif isinstance(error, RankFailed):
-                    self._given_up += flow.operations
+                self._part(request, flow.operations, error)
             work.finish(result, error)
 
         flow = Flow(

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import GroupFailed, RankFailed
 from .backend import Arrived, Backend, Operation
-from .matching import Matching
+from .matching import Matching, counterparts
 from .node import NodeBackend
 from .node_place import NodePlace
 
@@ -249,8 +249,7 @@ class _Messages(Backend):
 
     def _check_senders(self, op: Operation) -> None:
         """Raise if nobody is left who could send what `op` waits for, or if the run has failed."""
-        others = [r for r in range(self.size) if r != self.rank]
-        possible = others if op.root is None else [op.root]
+        possible = counterparts(op, self.rank, self.size)
         gone = [r for r in possible if self._ranks[r] in self._shared.left]
         if self._shared.failure is not None or (gone and len(gone) == len(possible)):
             raise self._shared.loss(gone[0] if gone else self.rank)

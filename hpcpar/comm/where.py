@@ -16,7 +16,7 @@ from ..errors import (
     RankFailed,
 )
 
-__all__ = ["add_last", "call_site", "last_lines", "located", "place"]
+__all__ = ["add_last", "call_site", "last_lines", "located", "own_story", "place"]
 
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _SENTENCE = re.compile(r"\.(?=\s+[A-Z])|\.$")
@@ -33,7 +33,12 @@ def place(error: HpcparError, here: str, history: str = "") -> None:
         text, found = _SENTENCE.subn(f" {here}.", message, count=1)
         error.args = (text if found else f"{message} {here}",)
     if history and isinstance(error, _WITH_HISTORY) and not _has_history(error):
-        error.add_note(f"{_HISTORY}\n{history}")
+        error.add_note(own_story(history))
+
+
+def own_story(history: str) -> str:
+    """Return the last operations of this rank with a line that says so."""
+    return f"{_HISTORY}\n{history}"
 
 
 def _has_history(error: HpcparError) -> bool:

@@ -45,7 +45,7 @@ _IDENTITY = struct.Struct("<8sIi16sQ")
 _HEADER = struct.Struct("<8sIi16sQQQ264xQ")  # with the owner's process and state
 _MAP_NORESERVE = 0x4000  # Python names it from 3.13 on; the value is that of x86-64 and aarch64
 _MFD_NOEXEC_SEAL = 0x8  # not known before Linux 6.3, which asks for it in the kernel's log
-_PRIVATE_LENGTH, _LONE_LENGTH, _LEAST_LENGTH = 1 << 32, 1 << 25, 1 << 25
+_PRIVATE_LENGTH, _LEAST_LENGTH = 1 << 32, 1 << 25
 _MOST_ADDRESSES = 1 << 46  # half of what a process can address on most machines
 _STEP = 1 << 26  # a signal makes the kernel undo a reservation, so large ones go in steps
 
@@ -246,7 +246,7 @@ def map_private(size: int) -> tuple[memoryview, ...]:
         Not even short windows can be mapped.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    wanted = _LONE_LENGTH if size == 1 else _PRIVATE_LENGTH
+    wanted = _LEAST_LENGTH if size == 1 else _PRIVATE_LENGTH
     length = fit_length(wanted, wanted, mappable_bytes(), size)
     while length >= _LEAST_LENGTH:
         try:

@@ -24,7 +24,7 @@ from .._core import node_sizes
 from ..errors import BackendUnavailable
 from .window import Identity, Window, create_memory, is_foreign
 
-__all__ = ["FileWay", "Place", "SocketWay", "Step", "Way", "hang_up"]
+__all__ = ["FileWay", "Place", "SocketWay", "Step", "Way"]
 
 Step = Callable[[Sequence[str]], str]
 
@@ -92,16 +92,27 @@ class Way(ABC):
     def settle(self) -> None:
         """Drop what only the handover needed. Local; a second call does nothing."""
 
+    def ties(self) -> dict[int, int]:
+        """Return descriptors that tell of members' deaths, by place. Local."""
+        return {**self.locks, **{place: sock.fileno() for place, sock in self.sockets.items()}}
+
+    def drop_ties(self) -> None:
+        """Close a forked child's copies, without hanging up for its parent. Local."""
+        for sock in self.sockets.values():
+            sock.close()
+        for fd in self.locks.values():
+            os.close(fd)
+        self.sockets, self.locks = {}, {}
+
     def close(self) -> None:
         """Drop everything. Local; a second call does nothing."""
         self.settle()
         for sock in self.sockets.values():
-            hang_up(sock)
-        for fd in self.locks.values():
-            os.close(fd)
+            _hang_up(sock)
+        self.drop_ties()
         for window in self.windows.values():
             window.close()
-        self.sockets, self.locks, self.windows = {}, {}, {}
+        self.windows = {}
 
     def make_mine(self, fd: int) -> None:
         """Make an empty file my window."""
@@ -362,7 +373,7 @@ class FileWay(Way):
         return ""
 
 
-def hang_up(sock: socket.socket) -> None:
+def _hang_up(sock: socket.socket) -> None:
     """Close a connection, also for those who hold copies of it. Local."""
     with suppress(OSError):  # the peer has gone
         sock.shutdown(socket.SHUT_RDWR)

@@ -20,7 +20,7 @@ from ..comm.world import as_group
 from ..errors import ArgumentError, HpcparError, MismatchError, RankFailed
 from ..nn.layer import Fill
 from .bucket import BUCKET_NBYTES, FIRST_BUCKET_NBYTES, plan_buckets
-from .identity import agree_on_names
+from .identity import agree_on_names, describe_params
 
 __all__ = ["DDP", "Stats", "Step"]
 
@@ -127,7 +127,7 @@ class DDP:
         _check_params(params)
         caps = {"first_cap": first_bucket_nbytes, "cap": bucket_nbytes}
         plan_buckets({}, **caps)  # refuses bad sizes before any traffic
-        order = agree_on_names("DDP", _described(params, caps), self.group)
+        order = agree_on_names("DDP", describe_params(params, caps), self.group)
         params = {name: params[name] for name in order if name in params}
         self._first_names = _first_names(params)
         self.params = {n: p for n, p in params.items() if self._first_names[n] == n}
@@ -366,14 +366,14 @@ class Step:
 
     def _withdraw(self, exc: Exception) -> None:
         """End a block that failed here, so that the other ranks neither hang nor go on."""
-        kind = "" if isinstance(exc, ArgumentError) else f"{type(exc).__name__}: "
-        if self._ddp.group.state == "ok":
-            try:
-                self._complete(f"{kind}{exc}", own=exc)
-            except HpcparError as other:
-                exc.add_note(f"The group was aborted, the step could not be ended: {other}")
-        else:
+        if self._ddp.group.state != "ok":
             self._disown()
+            return
+        kind = "" if isinstance(exc, ArgumentError) else f"{type(exc).__name__}: "
+        try:
+            self._complete(f"{kind}{exc}", own=exc)
+        except HpcparError as other:
+            exc.add_note(f"The group was aborted, the step could not be ended: {other}")
 
     def _complete(self, error: str | None, own: Exception | None = None) -> float:
         """Launch what is left, wait, agree on the outcome; return the sum of all weights.
@@ -488,16 +488,3 @@ def _first_names(params: Mapping[str, Array]) -> dict[str, str]:
     """Map every name to the first one of the same array."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(array), name) for name, array in params.items()}
-
-
-def _described(params: Mapping[str, Array], caps: Mapping[str, int]) -> dict[str, str]:
-    """Say what must be equal on all ranks, in any order; a tie is named by all its names."""
-    names_of: dict[int, list[str]] = {}
-    for name, array in params.items():
-        names_of.setdefault(id(array), []).append(name)
-    described = {}
-    for name, array in params.items():
-        ties = sorted(set(names_of[id(array)]) - {name})
-        tied = f" tied to {', '.join(ties)}" if ties else ""
-        described[name] = f"{array.dtype.name}{array.shape}{tied}"
-    return described | {"first_bucket_nbytes, bucket_nbytes": str(tuple(caps.values()))}

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from .._arrays import Array
 from ..comm.agree import Header, disagreement, mismatch
 from ..comm.group import Group
 
-__all__ = ["agree_on_names"]
+__all__ = ["agree_on_names", "describe_params"]
 
 
 def agree_on_names(verb: str, described: Mapping[str, str], group: Group) -> list[str]:
@@ -53,3 +54,24 @@ def _difference(verb: str, described: Mapping[str, str], group: Group) -> str:
         fields = [f"{name!r}={report.get(name, 'nothing')}" for name in names]
         headers.append(Header.make([f"verb={verb}", *fields], [], -1, 1.0, seq))
     return disagreement(headers) or f"{verb}: ranks disagree"
+
+
+def describe_params(params: Mapping[str, Array], caps: Mapping[str, int]) -> dict[str, str]:
+    """Say what must be equal on all ranks, in any order. Local.
+
+    Parameters
+    ----------
+    params
+        Arrays by name; a tie, one array of several names, is named by all of them.
+    caps
+        Most bytes of the first bucket and of the others.
+    """
+    names_of: dict[int, list[str]] = {}
+    for name, array in params.items():
+        names_of.setdefault(id(array), []).append(name)
+    described = {}
+    for name, array in params.items():
+        ties = sorted(set(names_of[id(array)]) - {name})
+        tied = f" tied to {', '.join(ties)}" if ties else ""
+        described[name] = f"{array.dtype.name}{array.shape}{tied}"
+    return described | {"first_bucket_nbytes, bucket_nbytes": str(tuple(caps.values()))}

@@ -118,6 +118,7 @@ struct hp_node {
     int fd;          /* my window's, to reserve memory in; -1: it is memory already */
     unsigned spins;  /* looks before a wait sleeps; 0 on all ranks or on none */
     unsigned chunk;  /* bytes of a chunk, at most HP_SLOT_BYTES; equal on all ranks */
+    uint64_t clock_ns; /* what two looks at the clock take */
 };
 
 /* Check the windows. -EINVAL: sizes or alignment; -EBADMSG: not windows of this layout. */
@@ -162,8 +163,7 @@ struct hp_team {
     uint64_t steps;    /* chunks that all collectives so far took */
     bool has_slots;    /* their memory is reserved */
     uint64_t known[3][HP_MAX_LOCAL]; /* last looks at filled, reduced, taken */
-    int line_ns;       /* what a line of another rank's cache takes to come, about */
-    uint64_t clock_ns; /* what two looks at the clock take */
+    int line_ns; /* what a line of another rank's cache takes to come, about */
     uint64_t key;                    /* of the group; set by who made it, 0: look for no cycle */
     struct hp_link cycle[HP_MAX_CYCLE];
     int cycle_length;
@@ -252,9 +252,6 @@ void hp_team_give_up(struct hp_team *team);
 /* The same at a deadline: who waits for the same rank waits on, and names it at its own. */
 void hp_team_time_out(struct hp_team *team);
 
-/* Nanoseconds of CLOCK_MONOTONIC. */
-uint64_t hp_now(void);
-
 /* Wake who sleeps on a bell, after a store_ordered of what it may wait for. */
 void hp_bell_ring(struct hp_bell *bell);
 /*
@@ -270,9 +267,7 @@ void hp_team_ring(const struct hp_team *team);
 /* dst = src, past the caches where that pays; disjoint. */
 void hp_copy(void *dst, const void *src, size_t nbytes);
 void hp_copy_streaming(void *dst, const void *src, size_t nbytes);
-/* near = src through the caches and far = src past them, in one pass. */
-void hp_copy_twice(void *near, void *far, const void *src, size_t nbytes);
-/* The same, both past the caches. */
-void hp_copy_twice_streaming(void *one, void *other, const void *src, size_t nbytes);
+/* near = src through the caches, or past them too, and far = src past them, in one pass. */
+void hp_copy_twice(void *near, void *far, const void *src, size_t nbytes, bool past);
 
 #endif

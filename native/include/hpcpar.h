@@ -139,6 +139,9 @@ void hp_philox_fill(void *out, enum hp_random kind, uint64_t seed, uint64_t stre
 
 #define HP_SITE_BYTES 40
 
+/* Nanoseconds of CLOCK_MONOTONIC. */
+uint64_t hp_now(void);
+
 /* One operation, as readers get it. */
 struct hp_record {
     uint64_t seq;

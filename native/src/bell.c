@@ -64,13 +64,6 @@ void hp_team_ring(const struct hp_team *team)
             hp_bell_ring(bell_of(team, r));
 }
 
-uint64_t hp_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static inline void relax(void)
 {
 #if defined(__x86_64__)

@@ -113,7 +113,7 @@ static void measure_line(const struct hp_call *call)
     (void)header[2 * HP_CACHE_LINE];
     (void)header[HP_CACHE_LINE];
     const uint64_t took = hp_now() - began;
-    const int64_t step = (int64_t)took - (int64_t)team->clock_ns - team->line_ns;
+    const int64_t step = (int64_t)took - (int64_t)team->node->clock_ns - team->line_ns;
     team->line_ns += step > LINE_STEP ? LINE_STEP : step < -LINE_STEP ? -LINE_STEP : (int)step;
 }
 

@@ -94,13 +94,18 @@ static bool is_far(const struct hp_call *call)
     return call->team->line_ns > FAR_NS && !call->inline_data;
 }
 
-/* Copy into my slot. */
-static void fill(const struct hp_call *call, void *to, const void *from, uint64_t nbytes)
+static void copy(void *to, const void *from, uint64_t nbytes, bool past)
 {
-    if (is_far(call))
+    if (past)
         hp_copy_streaming(to, from, nbytes);
     else
         hp_copy(to, from, nbytes);
+}
+
+/* Copy into my slot. */
+static void fill(const struct hp_call *call, void *to, const void *from, uint64_t nbytes)
+{
+    copy(to, from, nbytes, is_far(call));
 }
 
 /* Copy part `q` from `at` on, up to a grain, to `to`. */
@@ -181,10 +186,7 @@ void hp_move_produce(const struct hp_call *call, uint64_t step)
     const char *const from = (const char *)call->request.send + step * unit;
     char *const own = own_block(call);
     if (own && own != call->request.send) {
-        if (is_far(call))
-            hp_copy_twice_streaming(to, own + step * unit, from, nbytes);
-        else
-            hp_copy_twice(to, own + step * unit, from, nbytes);
+        hp_copy_twice(to, own + step * unit, from, nbytes, is_far(call));
         return;
     }
     if (!hp_move_is_sliced(call)) {
@@ -208,23 +210,22 @@ static bool is_streamed(const struct hp_call *call)
 
 /* ---- taking ---------------------------------------------------------------------------- */
 
-/* What a reduction is but for its sources and where it goes. */
-static struct hp_reduction reduction(const struct hp_call *call, const void **srcs, int count)
+/* out = op over `srcs`, through the caches. */
+static int reduce_near(const struct hp_call *call, void *out, const void **srcs, int count,
+                       uint64_t nbytes)
 {
     const struct hp_request *const q = &call->request;
-    return (struct hp_reduction){.srcs = srcs, .num_srcs = (size_t)count, .op = q->op,
-                                 .dtype = q->dtype, .factors = q->factors, .divisor = q->divisor};
+    const struct hp_reduction r = {.out = out, .srcs = srcs, .num_srcs = (size_t)count,
+                                   .count = nbytes / hp_itemsize(q->dtype), .dtype = q->dtype,
+                                   .op = q->op, .factors = q->factors, .divisor = q->divisor};
+    return hp_reduce(call->team->node->kernels, &r);
 }
 
 /* Copy a result to my array, past the caches if it leaves them anyhow. */
 static void put(const struct hp_call *call, char *to, const void *from, uint64_t nbytes)
 {
-    if (nbytes == 0 || to == from)
-        return;
-    if (is_streamed(call))
-        hp_copy_streaming(to, from, nbytes);
-    else
-        hp_copy(to, from, nbytes);
+    if (nbytes > 0 && to != from)
+        copy(to, from, nbytes, is_streamed(call));
 }
 
 /* Reduce block by block to my array, and to my slot if there is one; none of it stays in caches. */
@@ -232,12 +233,9 @@ static int reduce_past(const struct hp_call *call, char *out, uint8_t *to, const
                        int count, uint64_t nbytes)
 {
     _Alignas(HP_CACHE_LINE) char room[BLOCK];
-    struct hp_reduction r = reduction(call, srcs, count);
-    r.out = room;
     for (uint64_t at = 0; at < nbytes; at += BLOCK) {
         const uint64_t now = rest(nbytes, at / BLOCK, BLOCK);
-        r.count = now / hp_itemsize(r.dtype);
-        const int rc = hp_reduce(call->team->node->kernels, &r);
+        const int rc = reduce_near(call, room, srcs, count, now);
         if (rc < 0)
             return rc;
         if (to)
@@ -255,10 +253,7 @@ static int reduce(const struct hp_call *call, char *out, const void **srcs, int 
 {
     if (is_streamed(call))
         return reduce_past(call, out, NULL, srcs, count, nbytes);
-    struct hp_reduction r = reduction(call, srcs, count);
-    r.out = out;
-    r.count = nbytes / hp_itemsize(r.dtype);
-    return hp_reduce(call->team->node->kernels, &r);
+    return reduce_near(call, out, srcs, count, nbytes);
 }
 
 /* What rank `r` gave for bytes `at` to `at + unit` of its array, or of its part for me. */
@@ -349,10 +344,7 @@ int hp_move_reduce(const struct hp_call *call, uint64_t step)
     uint8_t *const to = slot(call, me(call), step) + begin;
     if (is_far(call))
         return reduce_past(call, out, to, srcs, call->team->size, end - begin);
-    struct hp_reduction r = reduction(call, srcs, call->team->size);
-    r.out = to;
-    r.count = (end - begin) / hp_itemsize(q->dtype);
-    const int rc = hp_reduce(call->team->node->kernels, &r);
+    const int rc = reduce_near(call, to, srcs, call->team->size, end - begin);
     put(call, out, to, end - begin);
     return rc;
 }

@@ -67,7 +67,7 @@ _Static_assert(sizeof(struct memory) == HP_CACHE_LINE, "records start on a line"
 _Static_assert(sizeof(struct cell) == 2 * HP_CACHE_LINE, "a record fills two lines");
 _Static_assert(sizeof(struct entry) % HP_CACHE_LINE == 0, "a group begins on a line");
 
-static uint64_t now_ns(void)
+uint64_t hp_now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -156,10 +156,15 @@ int hp_recorder_attach(struct hp_recorder *r, const void *memory, size_t nbytes)
     return needed == 0 ? -EBADMSG : nbytes < needed ? -EINVAL : 0;
 }
 
+/* Records that may be in the ring: before the first wrap it holds fewer than it has room for. */
+static uint64_t held(const struct hp_recorder *r, uint64_t next)
+{
+    return next < r->capacity ? next : r->capacity;
+}
+
 void hp_recorder_move(struct hp_recorder *r, void *zeroed)
 {
-    const uint64_t next = hp_load_relaxed(&memory_of(r)->next);
-    const uint64_t used = next < r->capacity ? next : r->capacity; /* the rest takes no memory */
+    const uint64_t used = held(r, hp_load_relaxed(&memory_of(r)->next)); /* the rest takes none */
     const struct entry *const groups = entry_at(r, 0);
     const uint32_t many = count_groups(r);
     memcpy(zeroed, r->memory, sizeof(struct memory) + used * sizeof(struct cell));
@@ -215,7 +220,7 @@ static void fill(struct cell *cell, const struct hp_operation *op, uint64_t seq)
     hp_store_release(&cell->messages, 0);
     hp_store_release(&cell->peer_itemsize, halves((uint32_t)op->peer, op->itemsize));
     hp_store_release(&cell->dtype, op->dtype);
-    hp_store_release(&cell->start_ns, now_ns()); /* last, so that it does not count our own work */
+    hp_store_release(&cell->start_ns, hp_now()); /* last, so that it does not count our own work */
 }
 
 int64_t hp_recorder_begin(struct hp_recorder *r, const struct hp_operation *op)
@@ -277,7 +282,7 @@ int hp_recorder_end(struct hp_recorder *r, int64_t ticket, int status)
     struct cell *const cell = find(r, ticket);
     if (cell) {
         hp_store_release(&cell->status, (uint32_t)status);
-        hp_store_release(&cell->end_ns, now_ns());
+        hp_store_release(&cell->end_ns, hp_now());
     }
     return 0;
 }
@@ -335,12 +340,6 @@ static uint64_t look(const struct hp_recorder *r, const struct cell *cell, struc
             return out->slot < count_groups(r) ? ticket : 0;
     }
     return 0;
-}
-
-/* Records that may be in the ring: before the first wrap it holds fewer than it has room for. */
-static uint64_t held(const struct hp_recorder *r, uint64_t next)
-{
-    return next < r->capacity ? next : r->capacity;
 }
 
 /* Pairs with hp_recorder_begin. */

@@ -98,19 +98,17 @@ static inline void put_twice(char *other, char *far, const char *from, size_t nb
     copy_both(other + at, far + at, from + at, nbytes - at);
 }
 
-void hp_copy_twice(void *near, void *far, const void *src, size_t nbytes)
+void hp_copy_twice(void *near, void *far, const void *src, size_t nbytes, bool past)
 {
-    put_twice(near, far, src, nbytes, false);
-}
-
-void hp_copy_twice_streaming(void *one, void *other, const void *src, size_t nbytes)
-{
-    if (((uintptr_t)one - (uintptr_t)other) % sizeof(__m128i)) {
-        hp_copy_streaming(one, src, nbytes);
-        hp_copy_streaming(other, src, nbytes);
-        return;
+    const bool is_alike = ((uintptr_t)near - (uintptr_t)far) % sizeof(__m128i) == 0;
+    if (!past) {
+        put_twice(near, far, src, nbytes, false);
+    } else if (is_alike) {
+        put_twice(near, far, src, nbytes, true);
+    } else { /* streamed stores are aligned */
+        hp_copy_streaming(near, src, nbytes);
+        hp_copy_streaming(far, src, nbytes);
     }
-    put_twice(one, other, src, nbytes, true);
 }
 #else
 void hp_copy(void *dst, const void *src, size_t nbytes)
@@ -124,14 +122,10 @@ void hp_copy_streaming(void *dst, const void *src, size_t nbytes)
     hp_copy(dst, src, nbytes);
 }
 
-void hp_copy_twice(void *near, void *far, const void *src, size_t nbytes)
+void hp_copy_twice(void *near, void *far, const void *src, size_t nbytes, bool past)
 {
+    (void)past;
     hp_copy(near, src, nbytes);
     hp_copy(far, src, nbytes);
-}
-
-void hp_copy_twice_streaming(void *one, void *other, const void *src, size_t nbytes)
-{
-    hp_copy_twice(one, other, src, nbytes);
 }
 #endif

@@ -18,6 +18,17 @@ static int check(const struct hp_window *window, uint64_t length)
     return 0;
 }
 
+/* At best: some clocks are slow. */
+static uint64_t time_clock(void)
+{
+    uint64_t best = UINT64_MAX;
+    for (int i = 0; i < 4; i++) {
+        const uint64_t began = hp_now(), took = hp_now() - began;
+        best = took < best ? took : best;
+    }
+    return best;
+}
+
 int hp_node_init(struct hp_node *node, void *const *windows, int size, int index, uint64_t length)
 {
     if (size < 1 || size > HP_MAX_LOCAL || index < 0 || index >= size || length < HP_WINDOW_MIN)
@@ -34,6 +45,7 @@ int hp_node_init(struct hp_node *node, void *const *windows, int size, int index
     node->length = length;
     node->fd = -1;
     node->chunk = HP_SLOT_BYTES;
+    node->clock_ns = time_clock();
     return 0;
 }
 
@@ -170,17 +182,6 @@ const void *hp_node_post_header(const struct hp_node *node, int peer, uint64_t k
     return post ? post->header : NULL;
 }
 
-/* At best: some clocks are slow. */
-static uint64_t time_clock(void)
-{
-    uint64_t best = UINT64_MAX;
-    for (int i = 0; i < 4; i++) {
-        const uint64_t began = hp_now(), took = hp_now() - began;
-        best = took < best ? took : best;
-    }
-    return best;
-}
-
 void hp_team_init(struct hp_team *team, struct hp_node *node, const int *members, const int *areas,
                   int size, int rank, int lane)
 {
@@ -189,7 +190,6 @@ void hp_team_init(struct hp_team *team, struct hp_node *node, const int *members
     team->size = size;
     team->rank = rank;
     team->lane = lane;
-    team->clock_ns = time_clock();
     for (int r = 0; r < size; r++) {
         team->members[r] = members[r];
         team->lanes[r] = &area_of(node->windows[members[r]], areas[r])->lanes[lane];

@@ -45,7 +45,7 @@ reverse.broadcast(x)
 def hanging(tmp_path):
     """Return a function that starts a job whose rank 1 sleeps while the others wait for it."""
     if find_mpiexec() is None or launch.is_launched(os.environ):
-        pytest.skip("starts a job of its own")
+        pytest.skip("starts a job of its own, which needs an mpiexec and no job around it")
     script = tmp_path / "hangs.py"
     script.write_text(JOB)
     jobs, pids = [], {}

@@ -60,12 +60,12 @@ class WatchedMessages(Backend):
 
     def start(self, op: Operation) -> None:
         """Begin `op`."""
-        with self._failures_named():
+        with self._failures_named(op):
             self._carrier.start(op)
 
     def test(self, op: Operation) -> bool:
         """Move `op` on; look now and then at who is on the other side."""
-        with self._failures_named():
+        with self._failures_named(op):
             if self._carrier.test(op):
                 return True
             gone = self._find_gone(op)
@@ -90,16 +90,18 @@ class WatchedMessages(Backend):
         return needed if self._gone.issuperset(needed) else []
 
     @contextmanager
-    def _failures_named(self) -> Iterator[None]:
+    def _failures_named(self, op: Operation) -> Iterator[None]:
         """Name who died where MPI has seen it first; mpi4py's errors are RuntimeErrors."""
         try:
             yield
         except RuntimeError as error:
             ranks = enumerate(self._ranks)
             dead = [r for r, rank in ranks if r != self.rank and self._is_dead(rank)]
+            needed = set(counterparts(op, self.rank, self.size))
             if not dead:
                 raise
-            raise _no_message(dead) from error
+            # Others may have left because of the one that this message needs.
+            raise _no_message([r for r in dead if r in needed] or dead) from error
 
 
 def _no_message(ranks: Sequence[int]) -> RankFailed:

@@ -88,3 +88,8 @@ def test_an_error_of_mpi_names_the_dead_and_is_kept_where_nobody_is():
     with pytest.raises(RankFailed, match="rank 2 has left or died") as caught:
         messages.start(receive(1))
     assert caught.value.__cause__ is carrier.error
+    dead.add(11)
+    with pytest.raises(RankFailed, match="rank 2 has left or died"):  # the one that it needs
+        messages.start(receive(2))
+    with pytest.raises(RankFailed, match=r"ranks \[1, 2\] have left or died"):
+        messages.start(receive(3))

@@ -245,6 +245,8 @@ const void *hp_call_header(const struct hp_call *call, int rank);
 bool hp_call_has_come(const struct hp_call *call, int rank);
 /* Whether the call waits, or would wait, for a member; not for one that came and gave up. */
 bool hp_call_is_missing(const struct hp_call *call, int rank);
+/* Whether the call cannot end without more of a member. */
+bool hp_call_needs(const struct hp_call *call, int rank);
 /* Whether a member has neither given up here nor closed the group. */
 bool hp_team_has(const struct hp_team *team, int rank);
 /* Tell those who come late that this rank waits no more. */

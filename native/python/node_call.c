@@ -170,23 +170,32 @@ static void begin(NodeCall *self, PyObject *x, PyObject *out)
     hp_call_begin(&self->core, team_of(self), &self->request);
 }
 
-/* The member that died without having left in order or, with `is_new`, given up; or -1. */
-static int find_dead(const NodeCall *self, bool is_new)
+/* Whether a member died, without having left in order. */
+static bool is_dead(const NodeCall *self, int rank)
 {
     const struct hp_team *const team = team_of(self);
     const Node *const node = (Node *)((Team *)self->team)->node;
+    return rank != team->rank && hp_py_is_gone(node, team->members[rank]) &&
+           !hp_node_has_left(&node->core, team->members[rank]);
+}
+
+/*
+ * The member that died while the call needed it, or -1. That is why others have given up, or have
+ * left in order, which may be seen first. Who died after it came, or gave up before, is no reason.
+ */
+static int find_reason(const NodeCall *self)
+{
+    const struct hp_team *const team = team_of(self);
     for (int r = 0; r < team->size; r++)
-        if (r != team->rank && hp_py_is_gone(node, team->members[r]) &&
-            !hp_node_has_left(&node->core, team->members[r]) && (!is_new || hp_team_has(team, r)))
+        if (is_dead(self, r) && hp_team_has(team, r) && hp_call_needs(&self->core, r))
             return r;
     return -1;
 }
 
 static PyObject *raise(NodeCall *self, int rc)
 {
-    /* A death is why others have given up, and may be seen after that. */
-    const int dead = rc == -ECANCELED ? find_dead(self, true) : -1;
-    if (dead >= 0) {
+    const int dead = rc == -ECANCELED || rc == -EPIPE ? find_reason(self) : -1;
+    if (dead >= 0 && !is_dead(self, self->core.blocked_on)) {
         self->core.blocked_on = dead;
         rc = -EPIPE;
     }
@@ -218,7 +227,10 @@ static int find_lost(NodeCall *self)
     self->looked = hp_now();
     if (first >= 0 && hp_py_is_gone(node, team->members[first]))
         return first;
-    return find_dead(self, false);
+    for (int r = 0; r < team->size; r++)
+        if (is_dead(self, r))
+            return r;
+    return -1;
 }
 
 static int lose(NodeCall *self, int rank)

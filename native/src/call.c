@@ -227,8 +227,7 @@ int hp_call_advance(struct hp_call *call)
     return call->phase == HP_MOVING ? move(call) : HP_DONE;
 }
 
-/* Whether the call cannot end without more of a member. */
-static bool needs(const struct hp_call *call, int rank)
+bool hp_call_needs(const struct hp_call *call, int rank)
 {
     const struct hp_lane *const its = call->team->lanes[rank];
     const uint64_t end = call->base + call->steps;
@@ -275,7 +274,7 @@ int hp_call_look(struct hp_call *call)
         /* These come first: what it did before it left is to be seen. */
         const uint64_t state = hp_load_ordered(&its->state); /* pairs with hp_node_leave */
         const uint64_t gone = hp_load_ordered(&team->lanes[r]->gone);
-        if (r == team->rank || (state == HP_ALIVE && gone == HP_HERE) || !needs(call, r))
+        if (r == team->rank || (state == HP_ALIVE && gone == HP_HERE) || !hp_call_needs(call, r))
             continue;
         const bool is_lost = state != HP_ALIVE && !withdrew(call, r, state);
         if (!is_lost && waits_on(call, r))

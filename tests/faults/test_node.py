@@ -304,7 +304,7 @@ def test_the_record_of_a_stopped_rank_is_read(node_job):
 for _ in range(5):
     group.all_reduce(x, out=out)
 if last:
-    signal_me("STOP", 0, f"sleep 4; kill -KILL {os.getpid()}")
+    signal_me("STOP", 0, f"sleep 3; kill -KILL {os.getpid()}")
     time.sleep(60)
 for call in (lambda: group.all_reduce(x, timeout=1.5), lambda: group.all_reduce(x, out=out)):
     try:
@@ -313,7 +313,7 @@ for call in (lambda: group.all_reduce(x, timeout=1.5), lambda: group.all_reduce(
         say("late", error)
         say("story: " + "|".join(error.__notes__))
     except GroupFailed:
-        time.sleep(1)  # the other is late by some milliseconds
+        time.sleep(3)  # the job ends, and with it who kills the stopped one
         os._exit(3)
 """,
         3,

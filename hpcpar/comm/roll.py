@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -119,6 +120,7 @@ class Roll:
         self._channel, self._pace = channel, pace
         self._left: dict[int, Departure] = {}
         self._failed: dict[int, tuple[Kind, str]] = {}
+        self._launcher = os.getppid()
         self._reading = threading.Lock()
         self._ending = threading.Lock()
 
@@ -214,8 +216,15 @@ class Roll:
         if min(failed, key=lambda rank: (failed[rank][0], rank)) == self._channel.rank:
             self._print(failure)
         elif leave is None:
-            time.sleep(self._pace.yield_to)
+            self._yield()
         (leave or self._channel.abort)(failure.code)
+
+    def _yield(self) -> None:
+        """Wait for another rank to end the job."""
+        until = time.monotonic() + self._pace.yield_to
+        # Open MPI with fault tolerance may end the job and leave a rank alone behind.
+        while time.monotonic() < until and os.getppid() == self._launcher:
+            time.sleep(0.05)
 
     def _print(self, failure: Failure) -> None:
         me = self._channel.rank

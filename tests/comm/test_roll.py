@@ -1,6 +1,7 @@
 """Who failed, who left and who speaks: the guard's protocol over ranks as threads, without MPI."""
 
 import collections
+import dataclasses
 import sys
 import threading
 import time
@@ -114,6 +115,17 @@ def test_a_root_cause_that_comes_later_is_waited_for(capsys):
     _, ended = together(2, body)
     assert ended[0][0] == 1
     assert "report of 0" not in capsys.readouterr().err
+
+
+def test_a_rank_whose_launcher_is_gone_waits_for_nobody_to_speak(capsys, monkeypatch):
+    channel, other = channels(2)
+    roll = Roll(channel, dataclasses.replace(PACE, yield_to=1e6))
+    Roll(other, PACE)._tell(error(1))
+    monkeypatch.setattr("os.getppid", lambda: 1)
+    with pytest.raises(Aborted):
+        roll.fail(error(0, Kind.STUCK))
+    assert channel.ended == [(0, 1)]
+    assert capsys.readouterr().err == ""
 
 
 def test_ranks_that_all_leave_end_quietly(capsys):

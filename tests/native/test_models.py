@@ -59,6 +59,8 @@ def search(folder, model, *defines):
         pytest.param("ring", (), 10_000, id="ring"),
         pytest.param("doorbell", (), 50_000, id="doorbell"),
         pytest.param("pipeline", (), 500_000, id="pipeline"),
+        pytest.param("reduced", ("CHUNKS=2",), 500_000, id="reduced"),
+        pytest.param("reduced", (), 5_000_000, id="reduced-3", marks=pytest.mark.slow),
         pytest.param("death", ("MESSAGES=2",), 100_000, id="death"),
         pytest.param("death", (), 300_000, id="death-3", marks=pytest.mark.slow),
         pytest.param("death", LEAVES, 100_000, id="leaving", marks=pytest.mark.slow),
@@ -78,6 +80,7 @@ MUTANTS = [
     ("ring", ("PUBLISH_FIRST",), WRONG),
     ("ring", ("NO_ROOM_CHECK",), WRONG),
     ("pipeline", ("SLOT_REUSE",), WRONG),
+    ("reduced", ("REDUCED_FIRST", "CHUNKS=2"), WRONG),
     ("death", ("NO_TICK", "MESSAGES=2"), ENDLESS),
 ]
 MORE_MUTANTS = [
@@ -88,6 +91,8 @@ MORE_MUTANTS = [
     ("ring", ("RELEASE_FIRST",), WRONG),
     *(("pipeline", (mutant,), WRONG) for mutant in ("OFF_BY_ONE", "DONE_FIRST", "FILLED_FIRST")),
     *(("pipeline", (mutant,), ASLEEP) for mutant in ORDERS),
+    *(("reduced", (mutant,), WRONG) for mutant in ("TAKEN_FIRST", "TAKEN_EARLY")),
+    *(("reduced", (mutant, "CHUNKS=2"), ASLEEP) for mutant in ORDERS),
     ("death", ("NO_LOOK",), ENDLESS),
     ("death", ("TEST_FIRST",), WRONG),
     ("death", ("LEFT_SILENTLY", *LEAVES), ENDLESS),

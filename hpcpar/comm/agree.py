@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import MismatchError
 
-__all__ = ["HEADER_NBYTES", "Header", "describe_call", "disagreement"]
+__all__ = ["HEADER_NBYTES", "Header", "describe_call", "different_sites", "disagreement"]
 
 HEADER_NBYTES = 256
 _FIXED = struct.Struct("<16sqdQI")
@@ -110,6 +110,23 @@ def disagreement(headers: Sequence[Header]) -> str | None:
         if name != "site" and len(set(values)) > 1:
             return f"{verbs.pop()}: ranks disagree on {name}: {_ranks_by_value(values)}"
     return f"{verbs.pop()}: ranks disagree: {_ranks_by_value([describe_call(h) for h in headers])}"
+
+
+def different_sites(headers: Sequence[Header]) -> str | None:
+    """Return who makes an agreed call from which line of the program, or None if it is one line.
+
+    Examples
+    --------
+    >>> a = Header.make(["verb=all_reduce"], ["site=a.py:1"], -1, 1.0, 7)
+    >>> b = Header.make(["verb=all_reduce"], ["site=a.py:3"], -1, 1.0, 7)
+    >>> different_sites([a, b])
+    'all_reduce: the same call comes from different lines: rank 0 has a.py:1, rank 1 has a.py:3'
+    """
+    sites = [h.field("site") or "?" for h in headers]
+    if len(set(sites)) == 1:
+        return None
+    said = "the same call comes from different lines"
+    return f"{headers[0].field('verb')}: {said}: {_ranks_by_value(sites)}"
 
 
 def describe_call(header: Header) -> str:

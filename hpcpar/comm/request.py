@@ -46,6 +46,8 @@ class Request(ABC):
         Local length that headers carry.
     weight : float
         Weight that headers carry.
+    site : str or None
+        Line of the program that makes the call, where ranks compare that too.
     refused : HpcparError or None
         What is wrong with this rank's arguments, where the others must hear of it.
     dtype, count : numpy dtype or None, int
@@ -61,6 +63,7 @@ class Request(ABC):
     dtype: np.dtype[Any] | None = None
     count: int = 0
     root: int = -1
+    site: str | None = None
     refused: HpcparError | None = None
 
     def __init__(self, view: View) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from .._arrays import dtype_code
 from .._core import HotCall, Recorder
 from ..errors import ArgumentError, CollectiveTimeout, GroupFailed, HpcparError, RankFailed
 from . import record, where
-from .agree import Header, disagreement, mismatch
+from .agree import Header, different_sites, disagreement, mismatch
 from .backend import Backend, CrossedGroupsError, Operation
 from .frozen import ArrayLocks
 from .layout import Memory
@@ -26,6 +27,7 @@ from .work import Work
 
 __all__ = ["Home", "Runner"]
 
+_log = logging.getLogger("hpcpar")
 _CHECKED_NBYTES = 65536
 _CHECKED_CALLS = 16
 _SIGNATURES = 4096
@@ -114,6 +116,7 @@ class Runner:
         self.unclaimed: list[Work] = []
         self._noisy = False
         self._seen: dict[object, int] = {}
+        self._told: set[str] = set()
         self._given_up: list[Operation] = []
         self.hot = HotCall(home.recorder, self.slot)
         self.quick = Quick(self)
@@ -196,6 +199,7 @@ class Runner:
                 default = None if self.patient else self.home.settings.timeout
                 limit = check_timeout(timeout, verb, default)
                 request = make(self.view)
+                request.site = where.call_site() if self._compares_sites() else None
             if async_op:
                 return self._begin(request, timeout, limit, given)
             return self._finish(request, timeout, limit)
@@ -345,6 +349,8 @@ class Runner:
             )
             if message is not None:
                 raise mismatch(message, self.here(seq))
+            if request.site is not None:
+                self._watch_sites(headers, seq)
         steps = request.steps(headers)
         try:
             step = next(steps)
@@ -363,6 +369,8 @@ class Runner:
 
     def settled(self, request: Request) -> bool:
         """Whether calls like `request` will not be compared any more."""
+        if self._compares_sites():
+            return False
         if self.backend.compares_itself:
             return True
         if request.exchanges or self.backend.always_checks:
@@ -373,7 +381,7 @@ class Runner:
             return False
         small = request.agreed_nbytes() < _CHECKED_NBYTES
         often = self._seen.get(request.signature(), 0) >= _CHECKED_CALLS
-        return self.home.settings.check == "auto" and small and often
+        return small and often
 
     def _compares(self, request: Request, timeout: float | None) -> bool:
         """Whether headers travel for safety; every rank decides alike if all is well."""
@@ -396,10 +404,20 @@ class Runner:
         self._seen[key] = times + 1
         return times < _CHECKED_CALLS
 
+    def _compares_sites(self) -> bool:
+        return self.home.settings.check == "full" and self.view.size > 1
+
+    def _watch_sites(self, headers: Sequence[Header], seq: int) -> None:
+        """Say once if lines differ: a rank may have skipped a call, or has a branch of its own."""
+        text = different_sites(headers)
+        if text is not None and text not in self._told and self.view.rank == 0:
+            self._told.add(text)
+            _log.warning("%s %s", text, self.here(seq))
+
     def _exchange(self, request: Request, seq: int) -> Any:
         local = request.local()
-        if self.home.settings.check == "full":
-            local = [*local, f"site={where.call_site()}"]
+        if request.site is not None:
+            local = [*local, f"site={request.site}"]
         mine = Header.make(request.agreed(), local, request.length, request.weight, seq)
         if self.view.size == 1:
             return [mine]

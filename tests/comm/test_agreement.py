@@ -118,6 +118,40 @@ def test_other_verbs_are_named_with_their_numbers(ranks, check):
     ranks(body, check=check)
 
 
+def test_the_same_call_from_different_lines_is_told_once(ranks, caplog):
+    """A rank that skips a call whose successor looks the same."""
+    here = []
+
+    def body(group):
+        here.append(group.rank)
+        for _ in range(3):
+            group.all_reduce(1)
+            if group.rank == 0:
+                group.all_reduce(2)
+            else:
+                assert group.all_reduce(2) == 2 * group.size
+            assert group.all_reduce(2, async_op=True).wait() == 2 * group.size
+        assert group.all_reduce(1) == group.size
+
+    ranks(body, check="full")
+    told = [r.getMessage() for r in caplog.records if "different lines" in r.getMessage()]
+    assert len(told) == (0 in here)
+    for text in told:
+        assert "all_reduce: the same call comes from different lines: rank 0 has test_agr" in text
+        assert "[rank 0/" in text
+
+
+def test_lines_are_not_compared_unless_asked(ranks, caplog):
+    def body(group):
+        if group.rank == 0:
+            group.all_reduce(2)
+        else:
+            group.all_reduce(2)
+
+    ranks(body)
+    assert caplog.records == []
+
+
 def test_outputs_stay_untouched(ranks):
     def body(group):
         x = np.full((2, 3) if group.rank == 0 else (3, 2), 7.0)

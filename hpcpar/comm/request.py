@@ -48,6 +48,8 @@ class Request(ABC):
         Weight that headers carry.
     site : str or None
         Line of the program that makes the call, where ranks compare that too.
+    counted : bool
+        Whether it was counted among the calls that look alike.
     refused : HpcparError or None
         What is wrong with this rank's arguments, where the others must hear of it.
     dtype, count : numpy dtype or None, int
@@ -64,6 +66,7 @@ class Request(ABC):
     count: int = 0
     root: int = -1
     site: str | None = None
+    counted: bool = False
     refused: HpcparError | None = None
 
     def __init__(self, view: View) -> None:

@@ -344,11 +344,11 @@ class Runner:
         headers = None
         if request.collective and (request.exchanges or self._compares(request, timeout)):
             headers = yield from self._exchange(request, seq)
-            message = (
-                disagreement(headers) or request.refusal(headers) or request.objection(headers)
-            )
-            if message is not None:
-                raise mismatch(message, self.here(seq))
+            try:
+                self._judge(request, headers, seq)
+            except HpcparError:
+                self._uncount(request)
+                raise
             if request.site is not None:
                 self._watch_sites(headers, seq)
         steps = request.steps(headers)
@@ -366,6 +366,11 @@ class Runner:
         if op.kind != "counts":
             moved = record.traffic_of(op, self.view.rank, self.view.size)
             self.home.recorder.sent(ticket, *moved)
+
+    def _judge(self, request: Request, headers: Sequence[Header], seq: int) -> None:
+        message = disagreement(headers) or request.refusal(headers) or request.objection(headers)
+        if message is not None:
+            raise mismatch(message, self.here(seq))
 
     def settled(self, request: Request) -> bool:
         """Whether calls like `request` will not be compared any more."""
@@ -402,6 +407,7 @@ class Runner:
             self._seen.clear()
             self.quick.forget()
         self._seen[key] = times + 1
+        request.counted = True
         return times < _CHECKED_CALLS
 
     def _compares_sites(self) -> bool:
@@ -413,6 +419,14 @@ class Runner:
         if text is not None and text not in self._told and self.view.rank == 0:
             self._told.add(text)
             _log.warning("%s %s", text, self.here(seq))
+
+    def _uncount(self, request: Request) -> None:
+        """Forget a call that ranks made differently: each has counted its own, not the others'."""
+        key = request.signature()
+        if request.counted and key in self._seen:
+            self._seen[key] -= 1
+            if self._seen[key] == 0:
+                del self._seen[key]
 
     def _exchange(self, request: Request, seq: int) -> Any:
         local = request.local()

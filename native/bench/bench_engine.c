@@ -8,6 +8,8 @@
 #include "bench.h"
 #include "hp_node.h"
 
+#define LENGTH (HP_WINDOW_MIN + (96u << 20))
+
 enum { RANKS = 8, SPINS = 20000, PAIRS = 41, CALLS = 25000 };
 
 struct job {
@@ -21,14 +23,14 @@ struct job {
 
 static void *new_window(int rank)
 {
-    struct hp_window *const window = mmap(NULL, HP_WINDOW_MIN, PROT_READ | PROT_WRITE,
+    struct hp_window *const window = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE,
                                           MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (window == MAP_FAILED)
         exit(1);
     memcpy(window->magic, HP_WINDOW_MAGIC, sizeof window->magic);
     window->version = HP_WINDOW_VERSION;
     window->rank = rank;
-    window->length = HP_WINDOW_MIN;
+    window->length = LENGTH;
     return window;
 }
 
@@ -39,7 +41,7 @@ static void join(struct job *job, void *const *windows, int size, int rank)
     for (int r = 0; r < size; r++)
         members[r] = r;
     memset(job, 0, sizeof *job);
-    if (hp_node_init(&job->node, windows, size, rank, HP_WINDOW_MIN) < 0)
+    if (hp_node_init(&job->node, windows, size, rank, LENGTH) < 0)
         exit(1);
     job->node.kernels = hp_kernels_of(hp_best_level());
     job->node.spins = SPINS;
@@ -113,6 +115,19 @@ static void bench_all_reduce(void *const *windows, struct job *job, size_t nbyte
     end(windows, child);
 }
 
+/* In place, of arrays that lie in the windows. */
+static void bench_symmetric(void *const *windows, struct job *job, size_t nbytes)
+{
+    const pid_t child = part(windows, job, nbytes);
+    char *const mine = (char *)windows[child == 0] + job->node.heap;
+    memset(mine, 0, nbytes);
+    job->request.send = job->request.recv = mine;
+    while (child == 0)
+        all_reduce(job);
+    report("the same, symmetric", nbytes, time_ns(all_reduce, job), 0);
+    end(windows, child);
+}
+
 static double round_ns(void (*body)(void *), struct job *job)
 {
     const double start = now_ns();
@@ -145,13 +160,15 @@ static void bench_watching(void *const *windows, struct job *job)
 
 int main(void)
 {
-    static const size_t sizes[] = {4, 1024, 4096, 65536};
+    static const size_t sizes[] = {4, 1024, 4096, 65536}, large[] = {65536, 1 << 20, 25 << 20};
     struct job *const job = filled(sizeof *job);
     void *windows[RANKS];
     for (int r = 0; r < RANKS; r++)
         windows[r] = new_window(r);
     for (size_t z = 0; z < sizeof sizes / sizeof sizes[0]; z++)
         bench_all_reduce(windows, job, sizes[z]);
+    for (size_t z = 0; z < sizeof large / sizeof large[0]; z++)
+        bench_symmetric(windows, job, large[z]);
     bench_watching(windows, job);
     for (int size = 2; size <= RANKS; size *= 2) {
         join(job, windows, size, 0);

@@ -3,7 +3,8 @@
  *
  * Each rank has a window that all ranks of the node have mapped, wherever: the sources hold
  * offsets and indices, never pointers, in it. Only the owner writes to its window, but for the
- * bell. Nothing here is process-wide, so ranks may be processes or threads.
+ * bell and for symmetric arrays. Nothing here is process-wide, so ranks may be processes or
+ * threads.
  */
 #ifndef HP_NODE_H
 #define HP_NODE_H
@@ -11,7 +12,7 @@
 #include "hpcpar.h"
 
 #define HP_WINDOW_MAGIC "hpcparW1"
-#define HP_WINDOW_VERSION 2
+#define HP_WINDOW_VERSION 3
 #define HP_MAX_LOCAL 256 /* ranks on a node */
 #define HP_MAX_TEAMS 4096
 #define HP_LANES 2 /* blocking calls, and the communication thread's */
@@ -61,6 +62,13 @@ struct hp_window {
     _Atomic uint64_t keys[HP_MAX_TEAMS]; /* 0: the area of this index is free */
 };
 
+/* A place in the window of a rank; at 0: it is in no window. */
+struct hp_place {
+    uint64_t at;
+    uint32_t window;
+    uint32_t spare;
+};
+
 /* What a rank says when it begins a collective; written anew every second time. */
 struct hp_post {
     _Atomic uint64_t seq; /* of the collective, from 1; stored last; HP_WITHDRAWN may be added */
@@ -68,7 +76,7 @@ struct hp_post {
     uint32_t flags;
     uint32_t stride; /* of the parts in `data`, where they differ by receiver */
     uint64_t steps;  /* chunks that I need */
-    uint64_t spare[4];
+    struct hp_place send_in, recv_in; /* where what I send, and the result, lie in windows */
     uint8_t header[HP_POST_HEADER];
     uint8_t data[HP_POST_DATA];
 };
@@ -115,6 +123,7 @@ struct hp_node {
     struct hp_window *windows[HP_MAX_LOCAL];
     const struct hp_kernels *kernels;
     uint64_t length; /* bytes of every window */
+    uint64_t heap;   /* where in it symmetric arrays begin */
     int fd;          /* my window's, to reserve memory in; -1: it is memory already */
     unsigned spins;  /* looks before a wait sleeps; 0 on all ranks or on none */
     unsigned chunk;  /* bytes of a chunk, at most HP_SLOT_BYTES; equal on all ranks */
@@ -124,6 +133,8 @@ struct hp_node {
 /* Check the windows. -EINVAL: sizes or alignment; -EBADMSG: not windows of this layout. */
 int hp_node_init(struct hp_node *node, void *const *windows, int size, int index,
                  uint64_t length);
+/* Where in windows an array lies, if it is all in the heap of one. */
+struct hp_place hp_node_place(const struct hp_node *node, const void *begin, uint64_t nbytes);
 /* Say how this rank leaves, and wake everybody. */
 void hp_node_leave(struct hp_node *node, enum hp_state how);
 /* Whether a peer has left in order. */
@@ -213,6 +224,7 @@ struct hp_call {
     int come;       /* so many ranks have come, from 0 on */
     int blocked_on; /* the rank that a pending call waits for */
     bool inline_data;
+    bool is_direct; /* arrays are read, and written, where they lie */
     uint64_t cycle_ns; /* when a cycle was found */
 };
 
@@ -265,6 +277,14 @@ void hp_bell_sleep(struct hp_bell *bell, uint32_t heard, uint64_t nanoseconds);
 void hp_bell_leave(struct hp_bell *bell);
 /* Ring all members but me. */
 void hp_team_ring(const struct hp_team *team);
+
+/* Numbers of symmetric arrays that other ranks change, after what they have put before. */
+enum hp_compare { HP_EQ, HP_NE, HP_GE, HP_GT, HP_LE, HP_LT };
+uint64_t hp_word_add(void *word, uint64_t value);
+void hp_word_store(void *word, uint64_t value);
+/* Sleep on my bell until the word compares so, `nanoseconds` at most; whether what is seen does. */
+bool hp_word_wait(const struct hp_node *node, const void *word, enum hp_compare compare,
+                  uint64_t value, bool is_signed, uint64_t nanoseconds, uint64_t *seen);
 
 /* dst = src, past the caches where that pays; disjoint. */
 void hp_copy(void *dst, const void *src, size_t nbytes);

@@ -58,6 +58,7 @@ const char *hp_py_recorder_site(PyObject *recorder);
 extern PyMethodDef hp_py_layout_methods[];
 extern PyMethodDef hp_py_reduce_methods[];
 extern PyMethodDef hp_py_philox_methods[];
+extern PyMethodDef hp_py_word_methods[];
 extern PyType_Spec hp_py_foreign_spec;
 extern PyType_Spec hp_py_hotcall_spec;
 extern PyType_Spec hp_py_node_spec;

@@ -73,7 +73,8 @@ static int execute(PyObject *module)
     hp_py_kernels = hp_kernels_of(hp_best_level());
     if (PyModule_AddFunctions(module, hp_py_layout_methods) < 0 ||
         PyModule_AddFunctions(module, hp_py_reduce_methods) < 0 ||
-        PyModule_AddFunctions(module, hp_py_philox_methods) < 0)
+        PyModule_AddFunctions(module, hp_py_philox_methods) < 0 ||
+        PyModule_AddFunctions(module, hp_py_word_methods) < 0)
         return -1;
     return add_types(module);
 }

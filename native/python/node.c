@@ -129,6 +129,12 @@ static PyObject *node_release(PyObject *self, PyObject *area)
     return Py_NewRef(Py_None);
 }
 
+static PyObject *heap(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(node_of(self)->heap);
+}
+
 static PyObject *is_closed(PyObject *self, PyObject *args)
 {
     int peer, area;
@@ -209,6 +215,34 @@ static PyObject *wake(PyObject *self, PyObject *unused)
     return Py_NewRef(Py_None);
 }
 
+/* wait_word(array, compare, value, signed, nanoseconds) */
+static PyObject *wait_word(PyObject *self, PyObject *args)
+{
+    PyObject *array;
+    int compare, is_signed;
+    unsigned long long value, nanoseconds;
+    if (!PyArg_ParseTuple(args, "O!iKpK:wait_word", &PyArray_Type, &array, &compare, &value,
+                          &is_signed, &nanoseconds))
+        return NULL;
+    const void *const word = PyArray_DATA((PyArrayObject *)array);
+    bool done;
+    uint64_t seen;
+    Py_BEGIN_ALLOW_THREADS
+    done = hp_word_wait(node_of(self), word, (enum hp_compare)compare, value, is_signed,
+                        nanoseconds, &seen);
+    Py_END_ALLOW_THREADS
+    return done ? PyLong_FromUnsignedLongLong(seen) : Py_NewRef(Py_None);
+}
+
+static PyObject *ring(PyObject *self, PyObject *peer)
+{
+    const long index = PyLong_AsLong(peer);
+    if (PyErr_Occurred())
+        return NULL;
+    hp_bell_ring(&node_of(self)->windows[index]->bells[0]);
+    return Py_NewRef(Py_None);
+}
+
 static PyObject *is_gone(PyObject *self, PyObject *peer)
 {
     const long index = PyLong_AsLong(peer);
@@ -232,6 +266,7 @@ static PyMethodDef node_methods[] = {
     {"find", find, METH_VARARGS, "find(peer, key)\n--\n\nA peer's area for a group, or None."},
     {"close", node_close, METH_O, "close(area, /)\n--\n\nSay that this group is done with."},
     {"release", node_release, METH_O, "release(area, /)\n--\n\nGive an area back."},
+    {"heap", heap, METH_NOARGS, "heap()\n--\n\nWhere in each window symmetric arrays may lie."},
     {"is_closed", is_closed, METH_VARARGS,
      "is_closed(peer, area, key)\n--\n\nWhether a peer is done with a group."},
     {"leave", leave, METH_O, "leave(failed, /)\n--\n\nTell all ranks of the node that I go."},
@@ -239,6 +274,10 @@ static PyMethodDef node_methods[] = {
      "listen()\n--\n\nBegin to sleep on lane 1's bell; look once more, then call sleep."},
     {"sleep", node_sleep, METH_VARARGS,
      "sleep(heard, nanoseconds)\n--\n\nSleep until the bell rings; 0: only stop listening."},
+    {"wait_word", wait_word, METH_VARARGS,
+     "wait_word(array, compare, value, signed, nanoseconds)\n--\n\n"
+     "Sleep until a number compares so; its bits, or None."},
+    {"ring", ring, METH_O, "ring(peer, /)\n--\n\nWake a peer that waits for a number."},
     {"wake", wake, METH_NOARGS, "wake()\n--\n\nWake my own thread that sleeps."},
     {"untie", untie, METH_NOARGS, "untie()\n--\n\nLook at nobody's ties any more."},
     {"is_dead", is_dead, METH_O, "is_dead(peer, /)\n--\n\nWhether a peer's process is gone."},

@@ -6,6 +6,7 @@
 
 #define SLICE_NS 40000000 /* between two looks at signals, sockets and cycles */
 #define EARLY 100         /* looks before the GIL is given away */
+#define LONG (512 << 10)  /* bytes that take long enough to let other threads run meanwhile */
 #define MUCH (64 << 10)   /* bytes that are not moved with the GIL where other ranks need it */
 
 typedef struct {
@@ -75,14 +76,17 @@ static bool read_header(NodeCall *self, PyObject *header, PyObject *record)
     return true;
 }
 
-/* Ranks that are threads cannot come while this one holds the GIL: one look sees all there is. */
+/*
+ * Ranks that are threads cannot come while this one holds the GIL: one look sees all there is. Who
+ * moves much at one look should not hold it either.
+ */
 static int count_looks(const NodeCall *self)
 {
     uint64_t moved = self->request.nbytes;
     for (int i = 0; i < 2 * team_of(self)->size; i++)
         moved += self->counts[i];
     if (!((Node *)((Team *)self->team)->node)->in_threads)
-        return EARLY;
+        return moved < LONG ? EARLY : 0;
     return moved < MUCH ? 1 : 0;
 }
 

@@ -15,7 +15,7 @@
 
 #define LINE_STEP 25 /* ns */
 
-enum { READY = 1, INLINE = 2 }; /* flags of a post */
+enum { READY = 1, INLINE = 2, DIRECT = 4 }; /* flags of a post */
 
 enum { FILLED, REDUCED, TAKEN }; /* counters of a lane */
 
@@ -81,6 +81,8 @@ static void post(struct hp_call *call)
         memcpy(mine->header, request->header, HP_POST_HEADER);
     if (call->inline_data)
         hp_move_inline(call, mine);
+    else if (hp_move_offer(call, mine))
+        mine->flags |= DIRECT;
     hp_store_ordered(&mine->seq, call->seq);
     hp_team_ring(call->team);
     call->phase = HP_POSTED;
@@ -117,6 +119,19 @@ static void measure_line(const struct hp_call *call)
     team->line_ns += step > LINE_STEP ? LINE_STEP : step < -LINE_STEP ? -LINE_STEP : (int)step;
 }
 
+/* How many chunks are needed, and whether all arrays lie where others can get at them. */
+static void count_steps(struct hp_call *call)
+{
+    call->is_direct = true;
+    for (int r = 0; r < call->team->size; r++) {
+        const struct hp_post *const its = hp_call_post(call, r);
+        if (its->steps > call->steps)
+            call->steps = its->steps;
+        if (!(its->flags & (DIRECT | INLINE)))
+            call->is_direct = false;
+    }
+}
+
 static int agree(struct hp_call *call)
 {
     struct hp_team *const team = call->team;
@@ -129,15 +144,13 @@ static int agree(struct hp_call *call)
         call->phase = HP_ENDED;
         return HP_HEADERS;
     }
-    for (int r = 0; r < team->size; r++)
-        if (hp_call_post(call, r)->steps > call->steps)
-            call->steps = hp_call_post(call, r)->steps;
-    if (call->steps > 1)
+    count_steps(call);
+    if (call->steps > 1 && !call->is_direct)
         measure_line(call);
     call->base = team->steps;
     team->steps += call->steps;
     call->phase = HP_MOVING;
-    if (call->steps > 0 && hp_team_reserve(team) < 0)
+    if (call->steps > 0 && !call->is_direct && hp_team_reserve(team) < 0)
         return -ENOMEM;
     return hp_move_take_inline(call);
 }
@@ -200,8 +213,27 @@ static int consume(struct hp_call *call)
     return rc < 0 ? rc : 1;
 }
 
+/* Who has done its part waits until nobody reads or writes its own arrays any more. */
+static int move_directly(struct hp_call *call)
+{
+    const uint64_t end = call->base + call->steps;
+    while (call->consumed < call->steps) {
+        const int rc = hp_move_consume(call, call->consumed);
+        if (rc < 0)
+            return rc;
+        if (++call->consumed == call->steps)
+            publish(call, TAKEN, end);
+    }
+    if (!all_reached(call, TAKEN, end))
+        return HP_PENDING;
+    call->phase = HP_ENDED;
+    return HP_DONE;
+}
+
 static int move(struct hp_call *call)
 {
+    if (call->is_direct && call->steps > 0)
+        return move_directly(call);
     while (call->consumed < call->steps) {
         const int filled = produce(call);
         const int reduced = hp_move_is_sliced(call) ? reduce(call) : 0;
@@ -233,6 +265,8 @@ bool hp_call_needs(const struct hp_call *call, int rank)
     const uint64_t end = call->base + call->steps;
     if (call->phase != HP_MOVING)
         return !hp_call_has_come(call, rank);
+    if (call->is_direct)
+        return hp_load_ordered(&its->taken) < end;
     return hp_load_ordered(&its->filled) < end ||
            (hp_move_is_sliced(call) && hp_load_ordered(&its->reduced) < end) ||
            hp_load_ordered(&its->taken) + HP_SLOTS < end;

@@ -15,6 +15,8 @@ uint64_t hp_move_steps(const struct hp_call *call);
 bool hp_move_fits(const struct hp_call *call);
 /* Write what I send into the post. */
 void hp_move_inline(const struct hp_call *call, struct hp_post *post);
+/* Say in the post where what others read or write lies; whether they may do so there. */
+bool hp_move_offer(const struct hp_call *call, struct hp_post *post);
 /* Write chunk `step` of what I send into my slot. */
 void hp_move_produce(const struct hp_call *call, uint64_t step);
 /* Reduce my slice of a chunk, where the verb has that stage. */

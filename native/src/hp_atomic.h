@@ -44,6 +44,11 @@ static inline void hp_store_ordered(_Atomic uint64_t *word, uint64_t value)
     atomic_store_explicit(word, value, memory_order_seq_cst);
 }
 
+static inline uint64_t hp_add_ordered(_Atomic uint64_t *word, uint64_t value)
+{
+    return atomic_fetch_add_explicit(word, value, memory_order_seq_cst);
+}
+
 static inline uint32_t hp_load32_ordered(const _Atomic uint32_t *word)
 {
     return atomic_load_explicit(word, memory_order_seq_cst);

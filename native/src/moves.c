@@ -129,6 +129,51 @@ void hp_move_inline(const struct hp_call *call, struct hp_post *post)
         put_part(call, q, 0, length, post->data + (size_t)q * post->stride);
 }
 
+/* Whether others need what I have. */
+static bool sends(const struct hp_call *call)
+{
+    const struct hp_request *const q = &call->request;
+    if (q->verb == HP_BROADCAST)
+        return is_at_root(call);
+    if (q->verb == HP_REDUCE || q->verb == HP_ALL_GATHER)
+        return q->root < 0 || q->root != me(call);
+    return true;
+}
+
+/* Whether my result is written where others read; each may read only its own part itself. */
+static bool overwrites(const struct hp_call *call)
+{
+    const struct hp_request *const q = &call->request;
+    const char *const send = q->send, *const recv = q->recv;
+    if (!recv || !is_at_root(call))
+        return false;
+    if (q->verb == HP_REDUCE || q->verb == HP_BROADCAST || q->verb == HP_ALL_REDUCE)
+        return false; /* nobody reads what its owner overwrites */
+    const uint64_t sent = is_cut(call) ? before(q->send_counts, call->team->size) : q->nbytes;
+    const bool joins = q->verb == HP_ALL_GATHER || q->verb == HP_ALL_TO_ALL;
+    const uint64_t part = q->verb == HP_REDUCE_SCATTER ? q->send_counts[me(call)] : q->nbytes;
+    const uint64_t got = joins ? before(q->recv_counts, call->team->size) : part;
+    if (q->verb == HP_ALL_GATHER && send == recv + before(q->recv_counts, me(call)))
+        return false;
+    return send < recv + got && recv < send + sent;
+}
+
+/* Parts for others lie where a table in the post says, by rank. */
+bool hp_move_offer(const struct hp_call *call, struct hp_post *post)
+{
+    const struct hp_request *const q = &call->request;
+    const struct hp_node *const node = call->team->node;
+    const uint64_t sent = is_cut(call) ? before(q->send_counts, call->team->size) : q->nbytes;
+    post->send_in = sends(call) ? hp_node_place(node, q->send, sent) : (struct hp_place){0};
+    if (hp_move_is_sliced(call))
+        post->recv_in = hp_node_place(node, q->recv, q->nbytes);
+    uint64_t *const table = (uint64_t *)post->data;
+    for (int r = 0; is_cut(call) && post->send_in.at && r < call->team->size; r++)
+        table[r] = before(q->send_counts, r);
+    return (post->send_in.at || !sends(call)) && !overwrites(call) &&
+           (post->recv_in.at || !hp_move_is_sliced(call));
+}
+
 static uint8_t *slot(const struct hp_call *call, int rank, uint64_t step)
 {
     return call->team->lanes[rank]->slots[(call->base + step) % HP_SLOTS];
@@ -150,23 +195,13 @@ static uint64_t slice(const struct hp_call *call, uint64_t nbytes, int r)
     return whole * (uint64_t)r < nbytes ? whole * (uint64_t)r : nbytes;
 }
 
-/* Whether others need what I have. */
-static bool sends(const struct hp_call *call)
-{
-    const struct hp_request *const q = &call->request;
-    if (q->verb == HP_BROADCAST)
-        return is_at_root(call);
-    if (q->verb == HP_REDUCE || q->verb == HP_ALL_GATHER)
-        return q->root < 0 || q->root != me(call);
-    return true;
-}
-
 /* Where my own block of a large all_gather goes: it is written while it is read to be sent. */
 static char *own_block(const struct hp_call *call)
 {
     const struct hp_request *const q = &call->request;
     const bool sends_and_takes = q->verb == HP_ALL_GATHER && q->root < 0;
-    if (!sends_and_takes || call->inline_data || call->team->size == 1 || q->nbytes < STREAM_BYTES)
+    const bool in_chunks = sends_and_takes && !call->inline_data && !call->is_direct;
+    if (!in_chunks || call->team->size == 1 || q->nbytes < STREAM_BYTES)
         return NULL;
     return (char *)q->recv + before(q->recv_counts, me(call));
 }
@@ -256,6 +291,11 @@ static int reduce(const struct hp_call *call, char *out, const void **srcs, int 
     return reduce_near(call, out, srcs, count, nbytes);
 }
 
+static char *address_of(const struct hp_call *call, struct hp_place place)
+{
+    return (char *)call->team->node->windows[place.window] + place.at;
+}
+
 /* What rank `r` gave for bytes `at` to `at + unit` of its array, or of its part for me. */
 static const void *source(const struct hp_call *call, int r, uint64_t step)
 {
@@ -268,6 +308,10 @@ static const void *source(const struct hp_call *call, int r, uint64_t step)
     const struct hp_post *const post = hp_call_post(call, r);
     if (hp_call_is_inline(call, r))
         return is_cut(call) ? post->data + (size_t)me(call) * post->stride : post->data;
+    if (call->is_direct) {
+        const uint64_t part = is_cut(call) ? ((const uint64_t *)post->data)[me(call)] : 0;
+        return address_of(call, post->send_in) + part + step * unit;
+    }
     return slot(call, r, step) + (is_cut(call) ? (uint64_t)me(call) * unit : 0);
 }
 
@@ -349,6 +393,31 @@ int hp_move_reduce(const struct hp_call *call, uint64_t step)
     return rc;
 }
 
+/* Reduce my slice of a chunk where all arrays lie, and write it where all results lie. */
+static int reduce_everywhere(const struct hp_call *call, uint64_t step)
+{
+    _Alignas(HP_CACHE_LINE) char room[BLOCK];
+    const struct hp_request *const q = &call->request;
+    const uint64_t unit = grain(call), nbytes = rest(q->nbytes, step, unit);
+    const uint64_t end = slice(call, nbytes, me(call) + 1);
+    const bool past = q->nbytes >= STREAM_BYTES && q->recv != q->send;
+    const void *srcs[HP_MAX_LOCAL];
+    for (uint64_t at = slice(call, nbytes, me(call)); at < end; at += BLOCK) {
+        const uint64_t now = end - at < BLOCK ? end - at : BLOCK;
+        char *const out = past ? room : (char *)q->recv + step * unit + at;
+        for (int r = 0; r < call->team->size; r++)
+            srcs[r] = (const char *)source(call, r, step) + at;
+        const int rc = reduce_near(call, out, srcs, call->team->size, now);
+        if (rc < 0)
+            return rc;
+        for (int r = 0; r < call->team->size; r++)
+            if (past || r != me(call))
+                copy(address_of(call, hp_call_post(call, r)->recv_in) + step * unit + at, out, now,
+                     past);
+    }
+    return 0;
+}
+
 int hp_move_consume(const struct hp_call *call, uint64_t step)
 {
     switch (call->request.verb) {
@@ -361,6 +430,8 @@ int hp_move_consume(const struct hp_call *call, uint64_t step)
     }
     if (!hp_move_is_sliced(call) || call->inline_data)
         return take_reduced(call, step);
+    if (call->is_direct)
+        return reduce_everywhere(call, step);
     take_slices(call, step);
     return 0;
 }

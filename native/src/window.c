@@ -29,6 +29,14 @@ static uint64_t time_clock(void)
     return best;
 }
 
+/* Groups may take half of a short window; of a long one, what as many as there may be need. */
+static uint64_t heap_begin(uint64_t length)
+{
+    const uint64_t half = (length - HP_AREAS_OFFSET) / 2 / sizeof(struct hp_area);
+    const uint64_t areas = half < 1 ? 1 : half > HP_MAX_TEAMS ? HP_MAX_TEAMS : half;
+    return HP_AREAS_OFFSET + areas * sizeof(struct hp_area);
+}
+
 int hp_node_init(struct hp_node *node, void *const *windows, int size, int index, uint64_t length)
 {
     if (size < 1 || size > HP_MAX_LOCAL || index < 0 || index >= size || length < HP_WINDOW_MIN)
@@ -46,7 +54,28 @@ int hp_node_init(struct hp_node *node, void *const *windows, int size, int index
     node->fd = -1;
     node->chunk = HP_SLOT_BYTES;
     node->clock_ns = time_clock();
+    node->heap = heap_begin(length);
     return 0;
+}
+
+static bool lies_in(const struct hp_node *node, int window, const void *begin, uint64_t nbytes,
+                    struct hp_place *place)
+{
+    place->at = (uintptr_t)begin - (uintptr_t)node->windows[window];
+    place->window = (uint32_t)window;
+    return place->at >= node->heap && place->at <= node->length &&
+           nbytes <= node->length - place->at;
+}
+
+struct hp_place hp_node_place(const struct hp_node *node, const void *begin, uint64_t nbytes)
+{
+    struct hp_place place = {0};
+    if (lies_in(node, node->index, begin, nbytes, &place))
+        return place;
+    for (int w = 0; w < node->size; w++)
+        if (lies_in(node, w, begin, nbytes, &place))
+            return place;
+    return (struct hp_place){0};
 }
 
 static void ring_all(const struct hp_node *node)
@@ -111,7 +140,7 @@ static void clear(struct hp_lane *lane)
 int hp_node_claim(struct hp_node *node, uint64_t key)
 {
     struct hp_window *const mine = node->windows[node->index];
-    const uint64_t room = (node->length - HP_AREAS_OFFSET) / sizeof(struct hp_area);
+    const uint64_t room = (node->heap - HP_AREAS_OFFSET) / sizeof(struct hp_area);
     int i = 0;
     while (i < HP_MAX_TEAMS && hp_load_relaxed(&mine->keys[i]) != 0)
         i++;

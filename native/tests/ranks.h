@@ -12,7 +12,9 @@
 #include "check.h"
 #include "hp_node.h"
 
-enum { MAX_RANKS = 8, MAX_AREAS = 3 };
+enum { MAX_RANKS = 8, MAX_AREAS = 3, HEAP = 64 << 20 };
+
+enum in_heap { NOWHERE, EVERYWHERE, BUT_FOR_ONE };
 
 #define SECOND 1000000000ull
 #define GROUP_KEY 77u
@@ -25,6 +27,7 @@ struct world {
     uint64_t length;
     bool has_files; /* windows are memfds, as between processes */
     bool is_far;    /* lines of other ranks are said to come slowly */
+    enum in_heap in_heap; /* the arrays of which ranks lie in their windows */
     void *windows[MAX_RANKS];
     int fds[MAX_RANKS];
     pthread_barrier_t all; /* of the test itself: all ranks are here */
@@ -118,7 +121,8 @@ static inline void run_world(struct world *world)
 {
     struct rank *const ranks = calloc((size_t)world->size, sizeof *ranks);
     CHECK(ranks && pthread_barrier_init(&world->all, NULL, (unsigned)world->size) == 0);
-    world->length = HP_AREAS_OFFSET + MAX_AREAS * sizeof(struct hp_area);
+    world->length = HP_AREAS_OFFSET + 2 * MAX_AREAS * sizeof(struct hp_area);
+    world->length += world->in_heap ? HEAP : 0;
     for (int r = 0; r < world->size; r++)
         map_window(world, r);
     for (int r = 0; r < world->size; r++) {

@@ -325,6 +325,17 @@ static void *allocate(uint64_t room)
     return memory;
 }
 
+static bool is_in_heap(const struct rank *rank)
+{
+    const bool is_last = rank->index == rank->world->size - 1;
+    return rank->world->in_heap == EVERYWHERE || (rank->world->in_heap == BUT_FOR_ONE && !is_last);
+}
+
+static char *in_heap(const struct rank *rank, uint64_t at)
+{
+    return (char *)rank->node.windows[rank->index] + rank->node.heap + at;
+}
+
 static void start_run(struct run *run, struct rank *rank, int lane, uint64_t room)
 {
     *run = (struct run){.rank = rank, .team = &rank->teams[lane], .room = room};
@@ -332,7 +343,7 @@ static void start_run(struct run *run, struct rank *rank, int lane, uint64_t roo
     for (int r = 0; r < rank->world->size; r++)
         run->inputs[r] = allocate(room);
     run->want = allocate(room);
-    run->memory = allocate(room);
+    run->memory = is_in_heap(rank) ? in_heap(rank, (uint64_t)lane * room) : allocate(room);
 }
 
 static void end_run(struct run *run)
@@ -340,7 +351,8 @@ static void end_run(struct run *run)
     for (int r = 0; r < run->rank->world->size; r++)
         free(run->inputs[r]);
     free(run->want);
-    free(run->memory);
+    if (!is_in_heap(run->rank))
+        free(run->memory);
 }
 
 /* Sizes in elements that lie around the limits: the post, a chunk, all slots, many chunks. */
@@ -443,5 +455,16 @@ int main(void)
         far.body = run_large;
         run_world(&far);
     }
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        struct world symmetric = {.size = sizes[i], .chunk = SMALL_CHUNK, .in_heap = EVERYWHERE};
+        symmetric.body = sizes[i] > 3 ? run_both_lanes : run_all;
+        run_world(&symmetric);
+        symmetric.in_heap = BUT_FOR_ONE;
+        symmetric.body = run_both_lanes;
+        run_world(&symmetric);
+    }
+    struct world large = {.size = 3, .chunk = HP_SLOT_BYTES, .in_heap = EVERYWHERE};
+    large.body = run_large;
+    run_world(&large);
     return 0;
 }

@@ -22,7 +22,7 @@ def windows(size):
     made = []
     for rank in range(size):
         memory = mmap.mmap(-1, LENGTH, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
-        memory[:40] = struct.pack("<8sIi16sQ", b"hpcparW1", 2, rank, b"k" * 16, LENGTH)
+        memory[:40] = struct.pack("<8sIi16sQ", b"hpcparW1", 3, rank, b"k" * 16, LENGTH)
         made.append(np.frombuffer(memory, np.uint8))
     return tuple(made)
 

@@ -41,6 +41,8 @@ from .comm.world import as_group, init, rank, shutdown, size, world
 
 if _TYPE_CHECKING:
     from . import checkpoint, data, debug, nn, optim, random
+    from .comm import symmetric
+    from .comm.node_shared import node_shared
     from .parallel.ddp import DDP
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "init",
     "log",
     "nn",
+    "node_shared",
     "on_root",
     "optim",
     "permute",
@@ -87,6 +90,7 @@ __all__ = [
     "sendrecv",
     "shutdown",
     "size",
+    "symmetric",
     "world",
 ]
 
@@ -96,8 +100,10 @@ _ROOMS = {
     "data": ".data",
     "debug": ".debug",
     "nn": ".nn",
+    "node_shared": ".comm.node_shared",
     "optim": ".optim",
     "random": ".random",
+    "symmetric": ".comm.symmetric",
 }
 
 

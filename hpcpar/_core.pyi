@@ -60,6 +60,12 @@ def plain_pair(x: object, out: object, same: bool = True, /) -> int:
 def reducible(dtype: DTypeLike, op: str, /) -> bool:
     """Whether ``op`` (the above, "mean" or "premul_sum") has a meaning for ``dtype``."""
 
+def add_word(array: _Array, value: int, /) -> int:
+    """Add to a number in one step; return the bits that it had."""
+
+def store_word(array: _Array, value: int, /) -> None:
+    """Store a number after all that was written before."""
+
 def philox4x32(
     counter: tuple[int, int, int, int], key: tuple[int, int], /
 ) -> tuple[int, int, int, int]:
@@ -272,6 +278,14 @@ class Node:
         """Say that I read nobody's area of this group any more."""
     def release(self, area: int, /) -> None:
         """Give an area back, which no peer reads any more."""
+    def wait_word(
+        self, array: _Array, compare: int, value: int, signed: bool, nanoseconds: int
+    ) -> int | None:
+        """Sleep until a number compares so (eq, ne, ge, gt, le, lt); its bits, or None."""
+    def ring(self, peer: int, /) -> None:
+        """Wake a peer that waits for a number."""
+    def heap(self) -> int:
+        """Where in each window symmetric arrays may lie."""
     def is_closed(self, peer: int, area: int, key: int) -> bool:
         """Whether a peer has closed its area of this group."""
     def leave(self, failed: bool, /) -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .._arrays import Array
 from .._core import Recorder
 from ..errors import MismatchError
+
+if TYPE_CHECKING:
+    from .heap import Heap
 
 __all__ = ["Agreement", "Arrived", "Backend", "CrossedGroupsError", "Direct", "Operation", "Way"]
 
@@ -175,6 +178,10 @@ class Backend(ABC):
         Whether every collective is compared across ranks first, whatever `check` says.
     compares_itself : bool
         Whether calls of the hot path are compared too, in the call itself.
+    heap : Heap or None
+        The memory of symmetric arrays, where there is an engine.
+    places : tuple of int
+        Where the members are on their node, by rank; empty without an engine.
     """
 
     name: str
@@ -183,6 +190,8 @@ class Backend(ABC):
     always_checks = False
     compares_itself = False
     mpi_comm: Any = None
+    heap: Heap | None = None
+    places: tuple[int, ...] = ()
 
     @abstractmethod
     def supports(self, op: Operation) -> str | None:

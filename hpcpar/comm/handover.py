@@ -115,10 +115,46 @@ class NodeWindows:
         GroupFailed
             The windows are closed, or this process was forked from the one that made them.
         """
+        self._own().grow(nbytes)
+
+    def reserve(self, at: int, nbytes: int) -> None:
+        """Reserve any part of my own window. Local.
+
+        Raises
+        ------
+        MemoryError
+            The machine has not that much left.
+        GroupFailed
+            The windows are closed, or this process was forked from the one that made them.
+        """
+        self._own().reserve(at, nbytes)
+
+    def free_bytes(self) -> int | None:
+        """Return what memory the machine has left, if that is known. Local."""
+        from .window import free_memory
+
+        return free_memory()
+
+    def touch(self, place: int, at: int, nbytes: int) -> None:
+        """Get memory for pages of anybody's window, near me where that can be. Local.
+
+        Raises
+        ------
+        MemoryError
+            The machine has not that much left.
+        """
+        self._own()
+        self._windows[place].touch(at, nbytes)
+
+    def give_back(self, at: int, nbytes: int) -> None:
+        """Give memory of my own window back to the machine. Local."""
+        self._own().give_back(at, nbytes)
+
+    def _own(self) -> Window:
         self._check_process()
         if not self._windows:
             raise GroupFailed("node engine: the shared memory is closed.")
-        self._windows[self.index].grow(nbytes)
+        return self._windows[self.index]
 
     def fail(self, reason: BaseException) -> None:
         """Keep nothing: a process that fails ends the job, and says why itself."""

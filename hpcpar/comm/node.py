@@ -101,8 +101,8 @@ class NodeBackend(Backend):
         self._key, self._areas = place.enter(self._ranks, deadline)
         self._rest = rest()  # MPI would wait for a dead member for ever
         self.mpi_comm = self._rest.mpi_comm
-        self._members = place.members(self._ranks)
-        seat = (place.core, self._members, self._areas, rank)
+        self.places, self.heap = place.members(self._ranks), place.heap
+        seat = (place.core, self.places, self._areas, rank)
         # Waits on lane 0 are told to others; what lane 1 waits for keeps its rank from nothing.
         self._teams = [Team(*seat, 0, self._key, _is_alone), Team(*seat, 1, 0, _is_alone)]
 
@@ -120,8 +120,8 @@ class NodeBackend(Backend):
     def close(self) -> None:
         """Let go of the area and of what carries messages; collective."""
         mine = self._areas[self.rank]
-        self._place.retire(self._key, self._members, self._areas, mine)
-        self._teams = []
+        self._place.retire(self._key, self.places, self._areas, mine)
+        self._teams, self.heap = [], None
         self._rest.close()
 
     def has_lost(self) -> bool:
@@ -130,7 +130,7 @@ class NodeBackend(Backend):
 
     def last_of(self, rank: int) -> str | None:
         """Return what another rank did last, in words."""
-        return self._place.last_of(self._members[rank])
+        return self._place.last_of(self.places[rank])
 
     def abort(self, reason: BaseException) -> None:
         """Wake who waits here, then end the job as what carries messages does."""

@@ -14,6 +14,7 @@ from .._core import Node, Recorder, RecordReader, node_sizes
 from ..errors import CollectiveTimeout, HpcparError
 from . import record, where
 from .agree import Header, describe_call
+from .heap import Heap
 
 if TYPE_CHECKING:
     from mmap import mmap
@@ -62,6 +63,18 @@ class Windows(Protocol):
     def grow(self, nbytes: int) -> None:
         """Reserve the first bytes of my window."""
 
+    def reserve(self, at: int, nbytes: int) -> None:
+        """Reserve any part of my window."""
+
+    def free_bytes(self) -> int | None:
+        """Return what memory the machine has left, if that is known."""
+
+    def touch(self, place: int, at: int, nbytes: int) -> None:
+        """Get memory for pages of anybody's window, near me where that can be."""
+
+    def give_back(self, at: int, nbytes: int) -> None:
+        """Give memory of my window back."""
+
     def fail(self, reason: BaseException) -> None:
         """Keep why this rank takes part in nothing any more, for those who ask."""
 
@@ -99,6 +112,7 @@ class NodePlace:
         self.backend, self._windows = windows.backend, windows
         self.recorder = _make_recorder(windows)
         self._records = tuple(a[_RECORD] for a in arrays)
+        self._heap: Heap | None = Heap(windows, self._core, arrays)
         # Also at the end of the process, for programs that do not call shutdown().
         self._let_go = weakref.finalize(self, _part, self._core, windows)
         self._index = {rank: i for i, rank in enumerate(windows.ranks)}
@@ -112,6 +126,11 @@ class NodePlace:
         """The windows as the core sees them, until the place is closed."""
         assert self._core is not None
         return self._core
+
+    @property
+    def heap(self) -> Heap | None:
+        """The memory of symmetric arrays; None when the place is closed."""
+        return self._heap
 
     def last_of(self, place: int) -> str | None:
         """Return what the rank at a place did last, also when it has died; None: nothing known."""
@@ -226,7 +245,11 @@ class NodePlace:
         self.has_lost()  # it cannot be seen later
         self.recorder.detach()  # errors still tell of it
         self._let_go()
-        self._core, self._records = None, ()  # the windows go with the last call that uses them
+        self._core, self._heap, self._records = (
+            None,
+            None,
+            (),
+        )  # the windows go with the last call that uses them
 
 
 def _make_recorder(windows: Windows) -> Recorder:

@@ -6,6 +6,7 @@ The collectives are the node engine's, on windows that are memory of this proces
 from __future__ import annotations
 
 import contextvars
+import mmap
 import os
 import threading
 import time
@@ -147,6 +148,24 @@ class _ThreadWindows:
 
     def grow(self, nbytes: int) -> None:
         """All of it is there."""
+
+    def reserve(self, at: int, nbytes: int) -> None:
+        """All of it is there."""
+
+    def free_bytes(self) -> int | None:
+        """Return what memory the machine has left, if that is known. Local."""
+        from .window import free_memory
+
+        return free_memory()
+
+    def touch(self, place: int, at: int, nbytes: int) -> None:
+        """All of it is there."""
+
+    def give_back(self, at: int, nbytes: int) -> None:
+        """Let the pages of a part of my window go."""
+        window = self.buffers[self.index]
+        assert isinstance(window.obj, mmap.mmap)
+        window.obj.madvise(mmap.MADV_DONTNEED, self.index * len(window) + at, nbytes)
 
     def fail(self, reason: BaseException) -> None:
         """Keep why, and wake who waits for a message."""

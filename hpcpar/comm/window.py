@@ -7,6 +7,7 @@ merely touched when there is none left kills the process.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import resource
@@ -28,6 +29,7 @@ __all__ = [
     "Window",
     "create_memory",
     "fit_length",
+    "free_memory",
     "is_foreign",
     "longest_file",
     "map_private",
@@ -36,7 +38,7 @@ __all__ = [
 ]
 
 MAGIC = b"hpcparW1"
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 #: Bytes of a window that every rank needs; the owner reserves them before anybody else maps it.
 HEADER_BYTES = node_sizes()["head"]
 DEFAULT_LENGTH = 1 << 36
@@ -44,8 +46,9 @@ DEFAULT_LENGTH = 1 << 36
 _IDENTITY = struct.Struct("<8sIi16sQ")
 _HEADER = struct.Struct("<8sIi16sQQQ264xQ")  # with the owner's process and state
 _MAP_NORESERVE = 0x4000  # Python names it from 3.13 on; the value is that of x86-64 and aarch64
+_MADV_POPULATE_WRITE = 23  # Python has no name for it
 _MFD_NOEXEC_SEAL = 0x8  # not known before Linux 6.3, which asks for it in the kernel's log
-_PRIVATE_LENGTH, _LEAST_LENGTH = 1 << 32, 1 << 25
+_PRIVATE_LENGTH, _LEAST_LENGTH = 1 << 33, 1 << 26
 _MOST_ADDRESSES = 1 << 46  # half of what a process can address on most machines
 _STEP = 1 << 26  # a signal makes the kernel undo a reservation, so large ones go in steps
 
@@ -176,25 +179,57 @@ class Window:
             )
         if nbytes <= self._reserved:
             return
+        self.reserve(self._reserved, nbytes - self._reserved)
+        self._reserved = nbytes
+
+    def reserve(self, at: int, nbytes: int) -> None:
+        """Reserve any part of my own window. Local.
+
+        Raises
+        ------
+        MemoryError
+            The machine, or the file system of the window, has not that much left.
+        """
         self._check_free(nbytes)
-        while self._reserved < nbytes:
-            size = min(_STEP, nbytes - self._reserved)
+        for begin in range(at, at + nbytes, _STEP):
             try:
-                os.posix_fallocate(self._fd, self._reserved, size)
+                os.posix_fallocate(self._fd, begin, min(_STEP, at + nbytes - begin))
             except OSError as error:
                 raise self._full(nbytes, os.strerror(error.errno or 0)) from error
-            self._reserved += size
+
+    def touch(self, at: int, nbytes: int) -> None:
+        """Get memory for pages of the window, near this process where the kernel can. Local.
+
+        Raises
+        ------
+        MemoryError
+            The machine has not that much left.
+        """
+        self._check_free(nbytes)
+        for begin in range(at, at + nbytes, _STEP):
+            try:
+                part = min(_STEP, at + nbytes - begin)
+                self.buffer.madvise(_MADV_POPULATE_WRITE, begin, part)
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # not known before Linux 5.14: its owner does it
+                    return
+                raise self._full(nbytes, os.strerror(error.errno or 0)) from error
+
+    def give_back(self, at: int, nbytes: int) -> None:
+        """Give memory of my own window back to the machine, where its files can. Local."""
+        with suppress(OSError):
+            self.buffer.madvise(mmap.MADV_REMOVE, at, nbytes)
 
     def _check_free(self, nbytes: int) -> None:
         # The kernel would go on reserving until it has to kill somebody.
-        free = _free_memory()
-        if free is not None and nbytes - self._reserved > free:
+        free = free_memory()
+        if free is not None and nbytes > free:
             raise self._full(nbytes, f"{free} bytes of memory are free on this machine")
 
     def _full(self, nbytes: int, reason: str) -> MemoryError:
         return MemoryError(
-            f"node engine: {self._whose()} cannot grow from {self._reserved} to {nbytes} bytes: "
-            f"{reason}. Use smaller buffers or fewer ranks on this node."
+            f"node engine: {self._whose()} cannot grow by {nbytes} bytes: {reason}. Use smaller "
+            "buffers or fewer ranks on this node."
         )
 
     def _whose(self) -> str:
@@ -328,7 +363,8 @@ def _pid_namespace(process: str) -> int:
         return 0
 
 
-def _free_memory() -> int | None:
+def free_memory() -> int | None:
+    """Return the bytes that the machine has left, with swap; None where it does not say. Local."""
     found = {}
     for line in _read("/proc/meminfo").splitlines():
         name, _, value = line.partition(":")

@@ -148,7 +148,8 @@ def test_who_has_left_is_marked(mine, capsys):
 def test_another_version_is_said(mine, capsys):
     os.pwrite(mine.fileno(), struct.pack("<I", 77), 8)
     told = refused(capsys, os.getpid())
-    assert "its memory has layout version 77, and this hpcpar reads 2. Use the hpcpar" in told
+    reads = f"and this hpcpar reads {window.LAYOUT_VERSION}. Use the hpcpar"
+    assert f"its memory has layout version 77, {reads}" in told
 
 
 def test_windows_of_others_are_not_taken_for_ones_own(mine, capsys):

@@ -93,7 +93,9 @@ def memory():
 def test_the_header_is_as_the_core_reads_it(memory):
     made = Window.create(os.dup(memory), Identity(7, KEY, LENGTH))
     owner = os.getpid(), os.stat("/proc/self/ns/pid").st_ino
-    header = struct.pack("<8sIi16sQQQ8x", b"hpcparW1", 2, 7, KEY, LENGTH, *owner)
+    header = struct.pack(
+        "<8sIi16sQQQ8x", b"hpcparW1", window.LAYOUT_VERSION, 7, KEY, LENGTH, *owner
+    )
     assert bytes(made.buffer[:64]) == header
     assert made.buffer[64:4096] == bytes(4032)
     assert len(made.buffer) == os.fstat(memory).st_size == LENGTH
@@ -116,11 +118,13 @@ def test_growing_takes_memory_and_length_does_not(memory):
 
 
 def test_growth_that_the_machine_has_no_memory_for_is_refused(memory, monkeypatch):
-    assert window._free_memory() > 1 << 20
-    monkeypatch.setattr(window, "_free_memory", lambda: 1 << 20)
+    assert window.free_memory() > 1 << 20
+    monkeypatch.setattr(window, "free_memory", lambda: 1 << 20)
     made = Window.create(os.dup(memory), Identity(3, KEY, LENGTH * 4))
     made.grow(1 << 20)
-    with pytest.raises(MemoryError, match=r"rank 3 cannot grow from 1048576 to 4194304.* 1048576 "):
+    with pytest.raises(
+        MemoryError, match=r"rank 3 cannot grow by 3145728 bytes: 1048576 bytes of memory are free"
+    ):
         made.grow(4 << 20)
     made.grow(2 << 20)
     made.close()
@@ -138,7 +142,7 @@ def test_a_core_dump_leaves_windows_out(memory):
     ("offset", "data", "said"),
     [
         (0, b"hpcparX1", r"its magic is b'hpcparX1', not b'hpcparW1'"),
-        (8, b"\1", r"its layout version is 1, not 2\. Run one version"),
+        (8, b"\1", r"its layout version is 1, not \d+\. Run one version"),
         (12, b"\5", r"its rank is 5, not 1"),
         (16, b"\1", r"its key is another job's"),
         (32, b"\1", r"its length is 1048577, not 1048576"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -13,7 +13,9 @@ import numpy as np
 from .._arrays import Array
 from ..errors import ArgumentError
 
-__all__ = ["BUCKET_NBYTES", "FIRST_BUCKET_NBYTES", "Bucket", "plan_buckets"]
+__all__ = ["BUCKET_NBYTES", "FIRST_BUCKET_NBYTES", "Bucket", "plan_buckets", "plan_memory"]
+
+_LINE = 64  # buckets begin apart, and aligned if their memory is
 
 #: The first bucket is small, so that the first reduction starts early in the backward pass.
 FIRST_BUCKET_NBYTES = 2**20
@@ -126,6 +128,25 @@ def plan_buckets(
     plan += [_bucket(layouts, dtype, names) for dtype, names in members.items()]
     last = {name: position for position, name in enumerate(reversed(list(layouts)))}
     return tuple(sorted(plan, key=lambda bucket: last[bucket.names[-1]]))
+
+
+def plan_memory(buckets: Sequence[Bucket]) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Return where each bucket begins and ends in one block of memory, and its bytes. Pure.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> f4 = np.dtype("float32")
+    >>> plan_memory(plan_buckets({"w": ((2, 3), f4), "b": ((3,), f4)}, first_cap=12))
+    (((0, 12), (64, 88)), 88)
+    """
+    spans: list[tuple[int, int]] = []
+    end = 0
+    for bucket in buckets:
+        begin = -(-end // _LINE) * _LINE
+        end = begin + bucket.nbytes
+        spans.append((begin, end))
+    return tuple(spans), end
 
 
 def _bucket(layouts: Layouts, dtype: np.dtype[Any], names: list[str]) -> Bucket:

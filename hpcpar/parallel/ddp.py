@@ -20,6 +20,7 @@ from ..comm.world import as_group
 from ..errors import ArgumentError, HpcparError, MismatchError, RankFailed
 from ..nn.layer import Fill
 from .bucket import BUCKET_NBYTES, FIRST_BUCKET_NBYTES, plan_buckets
+from .buffers import make_buffers
 from .identity import agree_on_names, describe_params
 
 __all__ = ["DDP", "Stats", "Step"]
@@ -135,7 +136,7 @@ class DDP:
         self.buckets = plan_buckets(layouts, **caps)
         self.grads: dict[str, Array] = {}
         self._bucket_of = {n: i for i, bucket in enumerate(self.buckets) for n in bucket.names}
-        self._flats = [np.zeros(b.count, b.dtype) for b in self.buckets]
+        self._flats = make_buffers(self.buckets, self.group)
         self._views: dict[str, Array] = {}
         for bucket, flat in zip(self.buckets, self._flats, strict=True):
             self._views.update(bucket.views(flat))

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+from hpcpar.comm import symmetric
 from hpcpar.debug import wire
 from hpcpar.nn import GPT, Ctx, cast, collect, cross_entropy, cross_entropy_backward
 from hpcpar.parallel import DDP
 from hpcpar.random import Key
+from hpcpar.testing import run_ranks
 
 SHAPES = {"a": (64,), "b": (12, 12), "c": (5,)}
 COUNT = 64 + 144 + 5
@@ -61,7 +63,8 @@ def test_construction_sends_parameters_in_coalesced_chunks(ranks):
         with wire(group) as counted:
             ddp = make(group)
         operations = {row.verb: row.operations for row in counted.rows}
-        assert operations == {"all_gather": 1, "broadcast": len(ddp.buckets)}
+        assert operations.pop("broadcast") == len(ddp.buckets)
+        assert sum(operations.values()) <= 6  # names and memory are agreed on, once for all buckets
         sent = [sum(r.sent for r in rows if r.verb == "broadcast") for rows in counted.all_ranks()]
         assert sum(sent) == (group.size - 1) * COUNT * 8
 
@@ -102,3 +105,27 @@ def test_gradients_of_a_model_are_those_of_the_whole_batch(ranks, tied, parts):
             assert np.allclose(grad, expected[name], rtol=1e-11, atol=1e-15), name
 
     ranks(body)
+
+
+def test_buckets_lie_where_ranks_share_memory(ranks):
+    def body(group):
+        ddp = make(group)
+        shared = group.backend in ("node", "threads") and group.size > 1
+        for bucket in ddp.buckets:
+            for name in bucket.names:
+                assert symmetric.is_symmetric(ddp._views[name], group=group) == shared
+
+    ranks(body)
+
+
+@pytest.mark.threads_only
+def test_buckets_are_plain_memory_where_there_is_no_room(monkeypatch):
+    monkeypatch.setattr("hpcpar.comm.window.free_memory", lambda: 10)
+
+    def body(group):
+        ddp = make(group)
+        assert not any(symmetric.is_symmetric(v, group=group) for v in ddp._views.values())
+        with ddp.step() as step:
+            fill(step)
+
+    run_ranks(2, body)

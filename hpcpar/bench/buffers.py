@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from .._arrays import Array
+from ..comm import symmetric
+from ..comm.group import Group
 
-__all__ = ["PAGE", "TARGET", "placed"]
+__all__ = ["PAGE", "TARGET", "placed", "placed_symmetric"]
 
 PAGE = 4096
 #: Where in a page results begin; operands begin at 0. Half a page apart is never close.
@@ -31,3 +33,10 @@ def placed(count: int, dtype: np.dtype[Any], start: int = 0) -> Array:
     first = -room.__array_interface__["data"][0] % PAGE + start
     room[first : first + nbytes] = 0
     return room[first : first + nbytes].view(dtype)
+
+
+def placed_symmetric(count: int, dtype: np.dtype[Any], group: Group, start: int = 0) -> Array:
+    """Return the same in memory that the ranks share. Collective over `group`."""
+    assert 0 <= start < PAGE
+    room = symmetric.zeros(start + count * dtype.itemsize, np.uint8, group=group)
+    return room[start:].view(dtype)

@@ -12,7 +12,7 @@ from .._arrays import Array
 from ..comm.group import Group
 from ..comm.reductions import check_dtype, parse
 from ..errors import ArgumentError
-from .buffers import TARGET, placed
+from .buffers import TARGET, placed, placed_symmetric
 from .cases import MODES, VERBS, Case, Mode, expected, operand, result_count
 from .contestants import Contestant, Ours, check_peers, copy_call, open_peers
 from .environment import environment
@@ -49,6 +49,8 @@ class Options:
         ``("auto",)``, ``("none",)`` or names of peers.
     seconds : float
         Length of a turn.
+    symmetric : bool
+        Whether our verbs get symmetric arrays; the peers never do.
 
     Raises
     ------
@@ -68,6 +70,7 @@ class Options:
     warmup: int = 5
     peers: tuple[str, ...] = ("auto",)
     seconds: float = ROUND_SECONDS
+    symmetric: bool = False
 
     def __post_init__(self) -> None:
         for verb in self.verbs:
@@ -150,7 +153,7 @@ def run(group: Group, options: Options, progress: Callable[[str], None] | None =
             if progress is not None:
                 place = "in place" if case.mode == "in" else "out of place"
                 progress(f"{number}/{len(cases)} {case.verb} {case.nbytes} bytes {place}")
-            results.append(_Bench(group, case, peers).measure(options))
+            results.append(_Bench(group, case, peers, options.symmetric).measure(options))
     finally:
         for peer in peers:
             peer.close()
@@ -164,27 +167,41 @@ def run(group: Group, options: Options, progress: Callable[[str], None] | None =
 
 
 class _Bench:
-    """One case: the arrays that all contestants share, and what must come out."""
+    """One case: the arrays of the contestants, and what must come out."""
 
-    def __init__(self, group: Group, case: Case, peers: Sequence[Contestant]) -> None:
+    def __init__(
+        self, group: Group, case: Case, peers: Sequence[Contestant], symmetric: bool
+    ) -> None:
         self.group, self.case = group, case
-        rank, sends = group.rank, case.verb != "scatter" or group.rank == case.root
-        self.given = operand(case, rank)
-        self.want = expected(case, rank)
-        x = placed(self.given.size, case.dtype) if sends else None
-        out = None
-        if self.want is not None:
-            out = x if case.mode == "in" else placed(result_count(case), case.dtype, TARGET)
-        self.x: Array | None = x
-        self.out: Array | None = out
-        bound = {who.name: who.bind(case, x, out) for who in (Ours(group), *peers)}
+        self.given = operand(case, group.rank)
+        self.want = expected(case, group.rank)
+        plain = self._arrays(lambda count, start: placed(count, case.dtype, start))
+        # Peers keep plain memory: they know nothing of the other, and it has small pages.
+        ours = self._arrays(self._symmetric) if symmetric else plain
+        self.arrays = {"hpcpar": ours} | {peer.name: plain for peer in peers}
+        bound = {who.name: who.bind(case, *self.arrays[who.name]) for who in (Ours(group), *peers)}
         self.calls = {name: call for name, call in bound.items() if call is not None}
+
+    def _arrays(self, new: Callable[[int, int], Array]) -> tuple[Array | None, Array | None]:
+        """Return the operand and the result; None where the verb wants none on this rank."""
+        case = self.case
+        # Made on all ranks, also where nobody needs them: symmetric ones are made together.
+        x, out = new(self.given.size, 0), new(result_count(case), TARGET)
+        sends = case.verb != "scatter" or self.group.rank == case.root
+        given = x if sends else None
+        if self.want is None:
+            return given, None
+        return given, given if case.mode == "in" else out
+
+    def _symmetric(self, count: int, start: int) -> Array:
+        return placed_symmetric(count, self.case.dtype, self.group, start)
 
     def measure(self, options: Options) -> Row:
         """Check, time, check again. Collective."""
-        wrong = np.array([self._wrong(call) for call in self.calls.values()])
-        if self.case.mode == "in" and self.x is not None:
-            self.x[...] = 0  # repeated sums in place stay finite
+        wrong = np.array([self._wrong(name) for name in self.calls])
+        for x, _ in self.arrays.values():
+            if self.case.mode == "in" and x is not None:
+                x[...] = 0  # repeated sums in place stay finite
         times = time_all(
             self.group,
             {**self.calls, "copyto": copy_call(self.case.nbytes)},
@@ -193,20 +210,21 @@ class _Bench:
             warmup=options.warmup,
             seconds=options.seconds,
         )
-        wrong += [self._wrong(call) for call in self.calls.values()]
+        wrong += [self._wrong(name) for name in self.calls]
         total = self.group.all_reduce(wrong).tolist()
         return self._row(times, dict(zip(self.calls, total, strict=True)))
 
-    def _wrong(self, call: Callable[[], object]) -> int:
+    def _wrong(self, name: str) -> int:
         """Run once on fresh data and count the elements that are not as expected."""
-        if self.out is not None:
-            self.out.view(np.uint8)[...] = 0x5A
-        if self.x is not None:
-            self.x[...] = self._fresh()
-        call()
+        x, out = self.arrays[name]
+        if out is not None:
+            out.view(np.uint8)[...] = 0x5A
+        if x is not None:
+            x[...] = self._fresh()
+        self.calls[name]()
         if self.want is None:
             return 0
-        return int(np.count_nonzero(self.out != self.want))
+        return int(np.count_nonzero(out != self.want))
 
     def _fresh(self) -> Array:
         """Return what I pass; who only receives in place begins with something else."""

@@ -12,12 +12,13 @@ from zlib import crc32
 import numpy as np
 
 from .._arrays import Array, as_bytes, contiguous
+from ..comm import symmetric
 from ..comm.group import Group
 from ..comm.reductions import premul_sum
 from ..errors import ArgumentError, GroupFailed, RankFailed
 from .selftest_case import BLOCK, Case
 from .selftest_draw import draw, subgroup_of
-from .selftest_layout import Laid, lay
+from .selftest_layout import Arena, Laid, lay
 from .selftest_report import Failure, Tally
 from .selftest_values import differing, expected, operands
 
@@ -27,6 +28,7 @@ __all__ = ["TIMEOUT", "CaseFailed", "Options", "run"]
 TIMEOUT = 60.0
 # Below this sleep() is too coarse, and the delay is spun.
 _SPUN_SECONDS = 2e-4
+_ARENA_NBYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,11 @@ class _Runner:
         self.world, self.options, self.at = world, options, at
         self.tally = Tally(world.size, world.backend)
         self.one_host = True
+        try:
+            memory = symmetric.empty(_ARENA_NBYTES, np.uint8, group=world)
+        except MemoryError:  # on all ranks alike: short windows
+            memory = np.empty(_ARENA_NBYTES, np.uint8)
+        self.arena = Arena(memory)
         self._seen: dict[int, tuple[Case, tuple[int, int]]] = {}
 
     def block(self, numbers: range, over: bool) -> bool:
@@ -156,10 +163,15 @@ class _Runner:
             self.at[self.world.rank] = case.number
         seen = (0, 0)
         if group.rank >= 0:
-            seen = self._guarded(case, lambda: _run_case(group, case, self.world.rank))
+            seen = self._guarded(case, lambda: self._run(group, case))
             self.tally.calls += case.calls
         self._seen[case.number] = (case, seen)
         self.tally.count(case)
+
+    def _run(self, group: Group, case: Case) -> tuple[int, int]:
+        self.arena.clear()
+        mine = case.symmetric and case.symmetric[group.rank]
+        return _run_case(group, case, self.world.rank, self.arena if mine else None)
 
     def _guarded(self, case: Case | None, do: Callable[[], Any]) -> Any:
         """Call; an error of the library is a failure of the case."""
@@ -207,9 +219,9 @@ class _Runner:
             raise CaseFailed(self._failure(case, problem))
 
 
-def _run_case(group: Group, case: Case, rank: int) -> tuple[int, int]:
+def _run_case(group: Group, case: Case, rank: int, arena: Arena | None) -> tuple[int, int]:
     """Run a case as a member; return a digest of the results, or the times of a barrier."""
-    trials = [_Trial(group, case, rank, call) for call in range(case.calls)]
+    trials = [_Trial(group, case, rank, call, arena) for call in range(case.calls)]
     _pause(case.delays[group.rank])
     came = time.monotonic_ns()
     if case.async_op:
@@ -236,8 +248,11 @@ def _pause(seconds: float) -> None:
 class _Trial:
     """One call of a case on one rank: its arrays, and what must come out."""
 
-    def __init__(self, group: Group, case: Case, rank: int, number: int) -> None:
+    def __init__(
+        self, group: Group, case: Case, rank: int, number: int, arena: Arena | None
+    ) -> None:
         self.group, self.case, self.rank, self.number = group, case, rank, number
+        self.arena = arena
         self.x: Laid | None = None
         self.out: Laid | None = None
         self.want: Array | None = None
@@ -255,11 +270,11 @@ class _Trial:
         if case.place == "in":
             self.out = self.x
         elif case.place == "out" and self.want is not None:
-            self.out = lay(self.want.shape, case.dtype, case.out_layouts[me])
+            self.out = lay(self.want.shape, case.dtype, case.out_layouts[me], self.arena)
 
     def _laid(self, me: int) -> Laid:
         case = self.case
-        made = lay(case.shape_of(me), case.dtype, case.layouts[me])
+        made = lay(case.shape_of(me), case.dtype, case.layouts[me], self.arena)
         if case.verb != "broadcast" or me == case.root:  # the others' comes out of the call
             made.view[...] = self.given[me]
         made.view.flags.writeable = case.layouts[me] != "read-only"

@@ -106,6 +106,8 @@ class Case:
         All calls begin before the first is waited for.
     delays : tuple of float
         Seconds that each rank waits before the call.
+    symmetric : tuple of bool
+        Whose arrays lie in symmetric memory; empty: nobody's.
     """
 
     seed: int
@@ -131,6 +133,7 @@ class Case:
     calls: int = 1
     async_op: bool = False
     delays: tuple[float, ...] = ()
+    symmetric: tuple[bool, ...] = ()
 
     @property
     def kind(self) -> Verb:

@@ -98,7 +98,8 @@ def draw(seed: int, number: int, size: int) -> Case:
         case = _with_peers(dice, case)
         case = _with_shape(dice, case)
     case = _with_calls(dice, case)
-    return replace(case, delays=_delays(dice, ranks))
+    case = replace(case, delays=_delays(dice, ranks))
+    return replace(case, symmetric=_symmetric(dice, ranks))
 
 
 def subgroup_of(seed: int, block: int, size: int) -> tuple[int, ...]:
@@ -246,6 +247,13 @@ def _with_calls(dice: _Dice, case: Case) -> Case:
         return replace(case, calls=_HOT_CALLS, place=place, layouts=plain, out_layouts=plain)
     calls = 2 + dice.below(3) if small and dice.chance(10) else 1
     return replace(case, calls=calls, async_op=dice.chance(15))
+
+
+def _symmetric(dice: _Dice, ranks: int) -> tuple[bool, ...]:
+    """Draw whose arrays are symmetric: as a rule nobody's, else all, seldom only some."""
+    if not dice.chance(30):
+        return ()
+    return tuple([dice.chance(50) for _ in range(ranks)] if dice.chance(20) else [True] * ranks)
 
 
 def _delays(dice: _Dice, ranks: int) -> tuple[float, ...]:

@@ -9,12 +9,31 @@ import numpy as np
 
 from .._arrays import Array
 
-__all__ = ["LAYOUTS", "Laid", "lay", "layouts_for"]
+__all__ = ["LAYOUTS", "Arena", "Laid", "lay", "layouts_for"]
 
 #: Layouts by name; what an array cannot have is not in `layouts_for`.
 LAYOUTS = ("C", "fortran", "strided", "reversed", "unaligned", "big-endian", "read-only")
 _MARGIN = 64
 _POISON = 0x5A
+
+
+class Arena:
+    """A piece of memory that the arrays of one case after the other lie in."""
+
+    def __init__(self, memory: Array) -> None:
+        self._memory, self._used = memory, 0
+
+    def clear(self) -> None:
+        """Begin anew: nobody needs what was taken before."""
+        self._used = 0
+
+    def take(self, nbytes: int) -> Array | None:
+        """Return the next bytes; None: there are not that many."""
+        begin = -(-self._used // _MARGIN) * _MARGIN
+        if begin + nbytes > self._memory.size:
+            return None
+        self._used = begin + nbytes
+        return self._memory[begin : self._used]
 
 
 class Laid(NamedTuple):
@@ -53,8 +72,10 @@ def layouts_for(dtype: np.dtype[Any], ndim: int) -> tuple[str, ...]:
     return tuple(name for name in LAYOUTS if name not in impossible)
 
 
-def lay(shape: tuple[int, ...], dtype: np.dtype[Any], layout: str) -> Laid:
-    """Return an array of `shape` in new memory, every byte of it poisoned. Local.
+def lay(
+    shape: tuple[int, ...], dtype: np.dtype[Any], layout: str, arena: Arena | None = None
+) -> Laid:
+    """Return an array of `shape` in memory of its own, every byte of it poisoned. Local.
 
     Parameters
     ----------
@@ -63,12 +84,17 @@ def lay(shape: tuple[int, ...], dtype: np.dtype[Any], layout: str) -> Laid:
         Native.
     layout : str
         One of `LAYOUTS`. "read-only" is left to be set when the array has its values.
+    arena : Arena, optional
+        Where the memory comes from, if it has enough.
     """
     kept = dtype.newbyteorder(">") if layout == "big-endian" else dtype
     start = _MARGIN + (layout == "unaligned")
     held = (*shape[:-1], 2 * shape[-1]) if layout == "strided" else shape
     nbytes = math.prod(held) * dtype.itemsize
-    base = np.full(nbytes + 2 * _MARGIN + 1, _POISON, np.uint8)
+    room = nbytes + 2 * _MARGIN + 1
+    taken = None if arena is None else arena.take(room)
+    base = np.empty(room, np.uint8) if taken is None else taken
+    base[...] = _POISON
     flat = base[start : start + nbytes].view(kept)
     if layout == "fortran":
         return Laid(flat.reshape(held[::-1]).T, base)

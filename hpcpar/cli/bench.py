@@ -101,6 +101,9 @@ def _add_collectives(parser: ArgumentParser) -> None:
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--in-place", action="store_true", help="only in place")
     place.add_argument("--out-of-place", action="store_true", help="only out of place")
+    parser.add_argument(
+        "--symmetric", action="store_true", help="give our verbs symmetric arrays, not the peers"
+    )
 
 
 def _add_pack(parser: ArgumentParser) -> None:
@@ -150,6 +153,7 @@ def _options(args: Namespace) -> collectives.Options:
         rounds=args.rounds,
         warmup=args.warmup,
         peers=tuple(args.peers.split(",")),
+        symmetric=args.symmetric,
     )
 
 
@@ -160,6 +164,7 @@ def _words(args: Namespace) -> list[str]:
         name = flags[-1]
         words += [name, str(getattr(args, name.lstrip("-").replace("-", "_")))]
     words += ["--in-place"] * args.in_place + ["--out-of-place"] * args.out_of_place
+    words += ["--symmetric"] * args.symmetric
     return [*words, *(["--json", args.json] if args.json is not None else [])]
 
 

@@ -133,10 +133,11 @@ def test_a_job_of_the_user_ends_with_one_report(tmp_path):
     script.write_text(
         "from hpcpar.comm.group import Group\n"
         "from hpcpar import cli\n"
-        "right = Group.barrier\n"
-        "def wrong(self, **how):\n"
-        "    return right(self, **how) if self.rank != 1 else 3\n"
-        "Group.barrier = wrong\n"
+        "right = Group.scan\n"
+        "def wrong(self, *args, **how):\n"
+        "    result = right(self, *args, **how)\n"
+        "    return result if self.rank != 1 else 3\n"
+        "Group.scan = wrong\n"
         "cli.main(['selftest', '--seed', '1', '--cases', '200'])\n"
     )
     words = [sys.executable, "-m", "hpcpar", "run", "-n", "2", str(script)]
@@ -144,7 +145,7 @@ def test_a_job_of_the_user_ends_with_one_report(tmp_path):
     assert done.returncode != 0
     assert done.stdout == ""
     assert done.stderr.count("Repeat it: hpcpar selftest --seed 1 --first ") == 1
-    assert "failed on rank 1 of 2: got int, must get None" in done.stderr
+    assert "failed on rank 1 of 2: " in done.stderr
 
 
 @pytest.fixture

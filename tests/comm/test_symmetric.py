@@ -1,6 +1,7 @@
 """Symmetric arrays: what they are, that verbs give the same with them, and that they come back."""
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -236,6 +237,54 @@ def test_many_arrays_take_the_memory_of_few(ranks):
             gc.collect()
             group.barrier()
         assert len(places) <= 3
+
+    ranks(body)
+
+
+@pytest.mark.sizes(3, 4)
+def test_arrays_of_groups_with_common_members_lie_apart(ranks):
+    def body(group):
+        kept = []
+        for number, pair in enumerate([(0, 1), (1, 2), (0, 2), (2, 1)] * 3):
+            if group.rank in pair:
+                part = group.subgroup(pair)
+                x = symmetric.empty(30_000, group=part)
+                x[...] = number
+                kept.append((part, x, number))
+        group.barrier()
+        for part, x, number in kept:
+            assert (x == number).all()
+            part.all_reduce(x, out=x)
+            assert (x == 2 * number).all()
+        group.barrier()
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_two_threads_may_make_arrays_of_their_own_groups(ranks):
+    def body(group):
+        everyone = list(range(group.size))
+        parts = [group.subgroup(everyone[::-1]), group.subgroup(everyone[1:] + everyone[:1])]
+        if group.size == 2:
+            parts[1] = group
+        kept = [[], []]
+
+        def make(which):
+            for number in range(15):
+                x = symmetric.empty(5_000, group=parts[which])
+                x[...] = 100 * which + number
+                kept[which].append(x)
+
+        threads = [threading.Thread(target=make, args=(which,)) for which in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for which in (0, 1):
+            assert len(kept[which]) == 15
+            assert all((x == 100 * which + n).all() for n, x in enumerate(kept[which]))
+        group.barrier()
 
     ranks(body)
 

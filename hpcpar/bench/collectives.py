@@ -186,12 +186,10 @@ class _Bench:
         """Return the operand and the result; None where the verb wants none on this rank."""
         case = self.case
         # Made on all ranks, also where nobody needs them: symmetric ones are made together.
-        x, out = new(self.given.size, 0), new(result_count(case), TARGET)
+        x = new(self.given.size, 0)
+        out = x if case.mode == "in" else new(result_count(case), TARGET)
         sends = case.verb != "scatter" or self.group.rank == case.root
-        given = x if sends else None
-        if self.want is None:
-            return given, None
-        return given, given if case.mode == "in" else out
+        return x if sends else None, out if self.want is not None else None
 
     def _symmetric(self, count: int, start: int) -> Array:
         return placed_symmetric(count, self.case.dtype, self.group, start)

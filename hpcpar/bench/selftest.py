@@ -12,9 +12,9 @@ from zlib import crc32
 import numpy as np
 
 from .._arrays import Array, as_bytes, contiguous
-from ..comm import symmetric
 from ..comm.group import Group
 from ..comm.reductions import premul_sum
+from ..comm.symmetric import zeros_for_all
 from ..errors import ArgumentError, GroupFailed, RankFailed
 from .selftest_case import BLOCK, Case
 from .selftest_draw import draw, subgroup_of
@@ -139,11 +139,7 @@ class _Runner:
         self.world, self.options, self.at = world, options, at
         self.tally = Tally(world.size, world.backend)
         self.one_host = True
-        try:
-            memory = symmetric.empty(_ARENA_NBYTES, np.uint8, group=world)
-        except MemoryError:  # on all ranks alike: short windows
-            memory = np.empty(_ARENA_NBYTES, np.uint8)
-        self.arena = Arena(memory)
+        self.arena = Arena(zeros_for_all(_ARENA_NBYTES, world))
         self._seen: dict[int, tuple[Case, tuple[int, int]]] = {}
 
     def block(self, numbers: range, over: bool) -> bool:

@@ -129,12 +129,6 @@ class NodeWindows:
         """
         self._own().reserve(at, nbytes)
 
-    def free_bytes(self) -> int | None:
-        """Return what memory the machine has left, if that is known. Local."""
-        from .window import free_memory
-
-        return free_memory()
-
     def touch(self, place: int, at: int, nbytes: int) -> None:
         """Get memory for pages of anybody's window, near me where that can be. Local.
 

@@ -20,10 +20,15 @@ if TYPE_CHECKING:
     from .._core import Node
     from .node_place import Windows
 
-__all__ = ["PAGE", "Heap", "find_gap"]
+__all__ = ["PAGE", "Heap", "find_gap", "whole_pages"]
 
 PAGE = max(4096, mmap.PAGESIZE)  # in front of each block
 _Span = tuple[int, int]
+
+
+def whole_pages(nbytes: int) -> int:
+    """Return the bytes of the pages that hold so many."""
+    return -(-nbytes // PAGE) * PAGE
 
 
 def find_gap(taken: Iterable[_Span], nbytes: int, begin: int, end: int) -> int | None:
@@ -94,7 +99,7 @@ class Heap:
 
     def __init__(self, windows: Windows, core: Node, memory: Sequence[Array]) -> None:
         self._windows, self.core, self._memory = windows, core, tuple(memory)
-        self.begin = -(-core.heap() // PAGE) * PAGE
+        self.begin = whole_pages(core.heap())
         self.end = min(len(window) for window in memory) // PAGE * PAGE
         self._blocks: list[_Block] = []
         self._claims: list[_Span] = []
@@ -132,10 +137,6 @@ class Heap:
         with self._mutex:
             self._claims.remove((at, at + PAGE + nbytes))
 
-    def free_bytes(self) -> int | None:
-        """Return what memory the machine has left, if that is known. Local."""
-        return self._windows.free_bytes()
-
     def reserve(self, at: int, nbytes: int) -> None:
         """Get memory for my copy of a block, with the page in front. Local.
 
@@ -154,7 +155,7 @@ class Heap:
         MemoryError
             There is not that much.
         """
-        first, end = -(-at // PAGE) * PAGE, (at + nbytes) // PAGE * PAGE
+        first, end = whole_pages(at), (at + nbytes) // PAGE * PAGE
         if first < end:
             self._windows.touch(home, first, end - first)
 

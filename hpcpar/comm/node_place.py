@@ -66,9 +66,6 @@ class Windows(Protocol):
     def reserve(self, at: int, nbytes: int) -> None:
         """Reserve any part of my window."""
 
-    def free_bytes(self) -> int | None:
-        """Return what memory the machine has left, if that is known."""
-
     def touch(self, place: int, at: int, nbytes: int) -> None:
         """Get memory for pages of anybody's window, near me where that can be."""
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._arrays import Array, adopt, as_bytes, contiguous
-from ..errors import UnsupportedError
 from .one_sided import carrier
 from .root import on_root
 from .symmetric import share
@@ -73,8 +72,6 @@ def _describe(x: Any, made: list[Array]) -> tuple[Array, tuple[int, ...]]:
     """Keep the array in `made`; return an empty one of its dtype, and its shape."""
     given = x() if callable(x) else x
     array, _ = adopt(given, "node_shared")
-    if array.dtype.hasobject:
-        raise UnsupportedError(f"node_shared: dtype {array.dtype} holds Python objects.")
     made.append(contiguous(array))
     return np.empty(0, made[0].dtype), array.shape
 

@@ -67,11 +67,12 @@ def put(dst: Array, x: Any, rank: int, *, group: Group | None = None) -> None:
     >>> run_ranks(2, body)
     [[2.0, 2.0], [1.0, 1.0]]
     """
-    theirs = _theirs("symmetric.put", dst, rank, group or current())
+    verb, group = "symmetric.put", group or current()
+    theirs = _theirs(verb, dst, rank, group, carrier(verb, group))
     try:
         theirs[...] = x
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"symmetric.put: x does not fit into dst: {error}.") from error
+        raise ArgumentError(f"{verb}: x does not fit into dst: {error}.") from error
 
 
 def get(src: Array, rank: int, *, out: Array | None = None, group: Group | None = None) -> Array:
@@ -105,10 +106,11 @@ def get(src: Array, rank: int, *, out: Array | None = None, group: Group | None 
     >>> run_ranks(2, body)
     [[1.0, 1.0], [0.0, 0.0]]
     """
-    theirs = _theirs("symmetric.get", src, rank, group or current())
+    verb, group = "symmetric.get", group or current()
+    theirs = _theirs(verb, src, rank, group, carrier(verb, group))
     if out is None:
         return theirs.copy()
-    check_out(out, theirs.shape, theirs.dtype, "symmetric.get")
+    check_out(out, theirs.shape, theirs.dtype, verb)
     out[...] = theirs
     return out
 
@@ -144,7 +146,8 @@ def fetch_add(x: Array, value: int, rank: int, *, group: Group | None = None) ->
     >>> sorted(run_ranks(3, body))
     [0, 1, 2]
     """
-    word = _word("symmetric.fetch_add", x, rank, group or current())
+    verb, group = "symmetric.fetch_add", group or current()
+    word = _word(verb, x, rank, group, carrier(verb, group))
     return int(np.uint64(add_word(word, _wrapped(value))).astype(x.dtype))
 
 
@@ -174,10 +177,10 @@ def signal(
     --------
     See `wait_signal`.
     """
-    group = group or current()
-    word = _word("symmetric.signal", x, rank, group)
+    verb, group = "symmetric.signal", group or current()
+    backend = carrier(verb, group)
+    word = _word(verb, x, rank, group, backend)
     (add_word if add else store_word)(word, _wrapped(value))
-    backend = carrier("symmetric.signal", group)
     if backend.heap is not None:
         backend.heap.core.ring(backend.places[rank])
 
@@ -227,18 +230,17 @@ def wait_signal(
     >>> run_ranks(2, body)
     [[0.0, 0.0, 0.0], [7.0, 7.0, 7.0]]
     """
-    verb = "symmetric.wait_signal"
-    group = group or current()
+    verb, group = "symmetric.wait_signal", group or current()
+    backend = carrier(verb, group)
     if compare not in _COMPARE:
         raise ArgumentError(f"{verb}: compare {compare!r} must be one of {_COMPARE}.")
-    word = _word(verb, x, group.rank, group)
+    word = _word(verb, x, group.rank, group, backend)
     limit = check_timeout(timeout, verb, group.settings.timeout)
     end = math.inf if limit is None else time.monotonic() + limit
     is_signed = x.dtype.kind == "i"
     if value < 0 and not is_signed:
         raise ArgumentError(f"{verb}: value {value} must be 0 or more, as x is uint64.")
     asked = (_COMPARE.index(compare), _wrapped(value), is_signed)
-    backend = carrier(verb, group)
     if backend.heap is None:
         raise _no_memory(verb, group)
     while (seen := backend.heap.core.wait_word(word, *asked, _SLICE_NS)) is None:
@@ -260,18 +262,16 @@ def carrier(verb: str, group: Group) -> Backend:
     return runner.backend
 
 
-def _theirs(verb: str, mine: Array, rank: int, group: Group) -> Array:
+def _theirs(verb: str, mine: Array, rank: int, group: Group, backend: Backend) -> Array:
     """Return the place of my array in the copy of another rank."""
-    backend = carrier(verb, group)
-    heap, places = backend.heap, backend.places
     other = check_rank(rank, group.size, verb, "rank")
     if not isinstance(mine, np.ndarray) or not mine.flags.c_contiguous:
         raise ArgumentError(f"{verb}: the place must be named by a C-contiguous NumPy array.")
     if other == group.rank or mine.size == 0:
         return mine
-    if heap is None:
+    if backend.heap is None:
         raise _no_memory(verb, group)
-    theirs = heap.copy_of(mine, places[other])
+    theirs = backend.heap.copy_of(mine, backend.places[other])
     if theirs is None:
         raise ArgumentError(
             f"{verb}: rank {other} has no copy of this array, or has dropped it {group.here()}. "
@@ -287,10 +287,10 @@ def _no_memory(verb: str, group: Group) -> UnsupportedError:
     )
 
 
-def _word(verb: str, x: Array, rank: int, group: Group) -> Array:
+def _word(verb: str, x: Array, rank: int, group: Group, backend: Backend) -> Array:
     if not isinstance(x, np.ndarray) or x.size != 1 or x.dtype not in _WORDS:
         raise ArgumentError(f"{verb}: x must be one element, int64 or uint64.")
-    word = _theirs(verb, x, rank, group).reshape(())
+    word = _theirs(verb, x, rank, group, backend).reshape(())
     if not word.flags.aligned or not word.flags.writeable:
         raise ArgumentError(f"{verb}: x must be aligned to 8 bytes, and writable.")
     return word

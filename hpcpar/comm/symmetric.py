@@ -17,8 +17,8 @@ import numpy as np
 
 from .._arrays import Array, adopt
 from ..errors import ArgumentError, MismatchError, UnsupportedError
-from . import describe
-from .heap import PAGE, Heap, find_gap
+from . import describe, window
+from .heap import PAGE, Heap, find_gap, whole_pages
 from .one_sided import carrier, fetch_add, get, put, signal, wait_signal
 from .world import current
 
@@ -165,9 +165,10 @@ def concatenated(group: Group, nbytes: int) -> Array:
             f"{verb}: the ranks of this group share no memory (backend {group.backend}) "
             f"{group.here()}. Use all_gather."
         )
-    flat = share(verb, group, length * group.size, length)
+    whole = share(verb, group, length * group.size, length).reshape(group.size, length)
+    whole[group.rank] = 0
     group.barrier()
-    return flat.reshape(group.size, length)
+    return whole
 
 
 def is_symmetric(x: Any, *, group: Group | None = None) -> bool:
@@ -195,14 +196,15 @@ def _make(
     verb: str, shape: int | Sequence[int], dtype: Any, group: Group, *, clear: bool = False
 ) -> Array:
     lengths, kind = _check(verb, shape, dtype)
-    heap = carrier(verb, group).heap
+    backend = carrier(verb, group)
+    heap = backend.heap
     if heap is None or group.size == 1:
         return (np.zeros if clear else np.empty)(lengths, kind)
-    nbytes = _whole_pages(prod(lengths) * kind.itemsize)
+    nbytes = whole_pages(max(1, prod(lengths) * kind.itemsize))
     wanted = lengths, describe.dtype_text(kind)
     at, key = _agree(verb, group, heap, wanted, nbytes, group.size)
     _reserve(verb, group, heap, at, nbytes, lambda: heap.reserve(at, nbytes))
-    memory = heap.take(at, nbytes, key, carrier(verb, group).places)
+    memory = heap.take(at, nbytes, key, backend.places)
     if clear:
         memory[...] = 0
     group.barrier()  # whoever makes the next one sees this one, or puts something into it
@@ -210,26 +212,28 @@ def _make(
 
 
 def share(verb: str, group: Group, size: int, part: int = 0) -> Array:
-    """Return bytes that lie once, in the window of the group's first rank; all zeros.
+    """Return bytes that lie once, in the window of the group's first rank; values are arbitrary.
 
     Each rank gets the memory for its `part` bytes first, so that they lie near it.
     """
     backend = carrier(verb, group)
     heap, places = backend.heap, backend.places
     assert heap is not None
-    nbytes, home = _whole_pages(size), places[0]
+    nbytes, home = whole_pages(max(1, size)), places[0]
     at, key = _agree(verb, group, heap, (size, "bytes"), nbytes, 1)
     data = at + PAGE + group.rank * part
     _reserve(verb, group, heap, at, nbytes, lambda: heap.touch(home, data, part))
     own = nbytes if group.rank == 0 else 0
     _reserve(verb, group, heap, at, nbytes, lambda: heap.reserve(at, own))
-    memory = heap.take(at, nbytes, key, places, home)
-    memory[group.rank * part :][: part if part else own] = 0
-    return memory[:size]
+    return heap.take(at, nbytes, key, places, home)[:size]
 
 
-def _whole_pages(size: int) -> int:
-    return -(-max(size, 1) // PAGE) * PAGE
+def zeros_for_all(nbytes: int, group: Group) -> Array:
+    """Return bytes of zeros, symmetric if ranks can share that much. Collective over `group`."""
+    try:
+        return zeros(nbytes, np.uint8, group=group)
+    except MemoryError:  # on all ranks alike
+        return np.zeros(nbytes, np.uint8)
 
 
 def _check(
@@ -250,7 +254,7 @@ def _agree(
     """Claim a place for `nbytes` on all ranks; return it, and a key for the block."""
     while True:
         key = int.from_bytes(os.urandom(8), "little") | 1
-        rows = group.all_gather_object((wanted, heap.spans(), heap.free_bytes(), key))
+        rows = group.all_gather_object((wanted, heap.spans(), window.free_memory(), key))
         _compare(verb, group, [row[0] for row in rows])
         free = [row[2] for row in rows if row[2] is not None]
         if free and copies * nbytes > min(free):

@@ -152,12 +152,6 @@ class _ThreadWindows:
     def reserve(self, at: int, nbytes: int) -> None:
         """All of it is there."""
 
-    def free_bytes(self) -> int | None:
-        """Return what memory the machine has left, if that is known. Local."""
-        from .window import free_memory
-
-        return free_memory()
-
     def touch(self, place: int, at: int, nbytes: int) -> None:
         """All of it is there."""
 

@@ -102,7 +102,7 @@ def test_its_memory_is_used_again(ranks):
         group.barrier()
         place = None
         for number in range(20):
-            table = hp.node_shared(lambda: np.full(50_000, number), group=group)  # noqa: B023
+            table = hp.node_shared(np.full(50_000, number), group=group)
             assert table[-1] == number
             place = place or table.ctypes.data
             assert table.ctypes.data == place

@@ -3,6 +3,7 @@
 import gc
 import threading
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -11,7 +12,7 @@ from hpcpar.comm.heap import PAGE, find_gap
 from hpcpar.errors import ArgumentError, MismatchError, UnsupportedError
 
 symmetric = hp.symmetric
-DTYPES = ["float32", "float64", "int16", "bfloat16", "complex64", "bool"]
+DTYPES = ["float32", "float64", "int16", ml_dtypes.bfloat16, "complex64", "bool"]
 BIG = 300_001  # several chunks, and nothing that ranks divide
 
 
@@ -28,12 +29,6 @@ def filled(group, count, dtype="float64"):
     x = symmetric.empty(count, dtype, group=group)
     x[...] = values(group.rank, count, dtype)
     return x
-
-
-@pytest.fixture(autouse=True)
-def known_dtypes():
-    """Let NumPy know bfloat16 by name."""
-    import ml_dtypes  # noqa: F401
 
 
 # -- what they are -------------------------------------------------------------------------

@@ -13,7 +13,9 @@
 #include "engine.h"
 #include "hp_atomic.h"
 
-#define LINE_STEP 25 /* ns */
+#define LINE_STEP 4 /* ns */
+#define OWN_LINE 20 /* ns; what a line takes that another rank of this core wrote */
+#define SAMPLED 2   /* of how many chunks one is timed */
 
 enum { READY = 1, INLINE = 2, DIRECT = 4 }; /* flags of a post */
 
@@ -100,25 +102,6 @@ static bool all_agree(const struct hp_call *call)
     return true;
 }
 
-/*
- * How long another rank's line takes to come, from its new header, which nobody has read here yet.
- * An interrupt may fall into it, so no sample changes much.
- */
-static void measure_line(const struct hp_call *call)
-{
-    struct hp_team *const team = call->team;
-    const uint64_t others = (uint64_t)team->size - 1;
-    const uint64_t next = others > 1 ? call->seq % others : 0;
-    const int r = (int)(((uint64_t)team->rank + 1 + next) % (uint64_t)team->size);
-    const volatile uint8_t *const header = hp_call_header(call, r);
-    const uint64_t began = hp_now();
-    (void)header[2 * HP_CACHE_LINE];
-    (void)header[HP_CACHE_LINE];
-    const uint64_t took = hp_now() - began;
-    const int64_t step = (int64_t)took - (int64_t)team->node->clock_ns - team->line_ns;
-    team->line_ns += step > LINE_STEP ? LINE_STEP : step < -LINE_STEP ? -LINE_STEP : (int)step;
-}
-
 /* How many chunks are needed, and whether all arrays lie where others can get at them. */
 static void count_steps(struct hp_call *call)
 {
@@ -145,14 +128,39 @@ static int agree(struct hp_call *call)
         return HP_HEADERS;
     }
     count_steps(call);
-    if (call->steps > 1 && !call->is_direct)
-        measure_line(call);
     call->base = team->steps;
     team->steps += call->steps;
     call->phase = HP_MOVING;
     if (call->steps > 0 && !call->is_direct && hp_team_reserve(team) < 0)
         return -ENOMEM;
     return hp_move_take_inline(call);
+}
+
+/*
+ * How long another rank's line takes to come: about the median of all samples, for an interrupt may
+ * fall into one and what a sleeping core last wrote may lie in memory. Where ranks share a core it
+ * need not come at all.
+ */
+static void note_line(struct hp_team *team, uint64_t took)
+{
+    const int ns = (int)took - (int)team->node->clock_ns;
+    if (ns >= OWN_LINE)
+        team->line_ns += ns > team->line_ns ? LINE_STEP : -LINE_STEP;
+}
+
+/* Load a counter; one in a few that have reached `value` tells how far its rank is. */
+static uint64_t load(const struct hp_call *call, int rank, int which, uint64_t value)
+{
+    struct hp_team *const team = call->team;
+    const _Atomic uint64_t *const its = counter(team->lanes[rank], which);
+    if (call->steps < 2 || value % SAMPLED)
+        return hp_load_ordered(its); /* pairs with publish() */
+    const uint64_t began = hp_now();
+    const uint64_t reached = hp_load_ordered(its);
+    const uint64_t took = hp_now() - began;
+    if (reached >= value)
+        note_line(team, took);
+    return reached;
 }
 
 /* Whether all peers' counters have reached `value`; else blocked_on says whose has not. */
@@ -163,7 +171,7 @@ static bool all_reached(struct hp_call *call, int which, uint64_t value)
         uint64_t *const known = &team->known[which][r];
         if (r == team->rank || *known >= value)
             continue;
-        *known = hp_load_ordered(counter(team->lanes[r], which)); /* pairs with publish() */
+        *known = load(call, r, which, value);
         if (*known < value) {
             call->blocked_on = r;
             return false;

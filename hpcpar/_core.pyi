@@ -389,6 +389,70 @@ class NodeCall:
         """Return the ranks that keep this call waiting."""
 
 @final
+class Box:
+    """The messages of a group on this rank.
+
+    Parameters
+    ----------
+    node : Node
+    key : int
+        The group's.
+    members : tuple of int
+        Places of its ranks on the node.
+    rank : int
+    """
+
+    def __new__(cls, node: Node, key: int, members: tuple[int, ...], rank: int) -> Box: ...
+    def empty(self) -> None:
+        """Drop what came and was not taken."""
+    def probe(self, src: int, tag: int) -> tuple[int, int, str] | None:
+        """Return source, tag and kind of the first message that would fit; -1: any."""
+
+@final
+class Message:
+    """A send or a receive. Called as ``message(array)`` it blocks; False: of another kind.
+
+    Parameters
+    ----------
+    box : Box
+    sends : bool
+    peer, tag : int
+        -1: any.
+    kind : bytes or None
+        Says what is sent; a receive takes what is of this kind without asking.
+    lane : int
+    failed : callable
+        Makes the exception from an error's number and the rank that was waited for.
+    limit : int
+        Nanoseconds that a blocking call may take.
+    """
+
+    def __new__(
+        cls,
+        box: Box,
+        sends: bool,
+        peer: int,
+        tag: int,
+        kind: bytes | None,
+        lane: int,
+        failed: Callable[[int, int], BaseException],
+        limit: int,
+    ) -> Message: ...
+    def __call__(self, array: _Array, /) -> bool: ...
+    def start(self, array: _Array | None, /) -> bool | None:
+        """Begin; True: done, False: a receive has found something, None: pending."""
+    def test(self) -> bool | None:
+        """Move on; the same answers."""
+    def wait(self, nanoseconds: int, /) -> bool | None:
+        """Wait for the end, that long at most; the same answers."""
+    def found(self) -> tuple[int, int, str]:
+        """Return source, tag and kind of what was found."""
+    def take(self, array: _Array, /) -> bool | None:
+        """Fetch what was found; the same answers."""
+    def cancel(self) -> None:
+        """Give up; what was found waits for others."""
+
+@final
 class HotCall:
     """The hot path of blocking verbs: look-up, record and the backend's call in one go.
 
@@ -406,7 +470,7 @@ class HotCall:
         x: _Array | None,
         out: _Array | None,
         calls: tuple[_Way | None, _Way | None, _After | None],
-        recorded: tuple[int, int, int, int, int],
+        recorded: tuple[int, int, int, int, int, int],
     ) -> None:
         """Let calls with this key on arrays like these take the hot path.
 
@@ -414,8 +478,8 @@ class HotCall:
         how where they are one, what is called with out afterwards. A way is (callable, argument,
         ...) with up to 6 arguments, where "x" and "out" stand for the arrays and ``("x", type)``
         for that pair; None: as an earlier plan for such calls says, else the long way. `recorded`
-        is (verb, dtype, bytes sent, bytes received, messages). Arrays of more than 8 axes go the
-        long way.
+        is (verb, dtype, bytes sent, bytes received, messages, peer). Arrays of more than 8 axes go
+        the long way.
         """
     def forget(self) -> None:
         """Drop all plans."""

@@ -61,6 +61,7 @@ VERBS = {
     "scatter": Verb(joined_in=True, rooted=True),
     "scan": Verb(reduces=True, modes=MODES),
     "sendrecv": Verb(),
+    "send": Verb(),
 }
 
 
@@ -158,7 +159,7 @@ def expected(case: Case, rank: int) -> Array | None:
     if case.verb in ("broadcast", "scatter"):
         whole = operand(case, case.root)
         return whole[own] if case.verb == "scatter" else whole
-    if case.verb == "sendrecv":
+    if case.verb in ("send", "sendrecv"):
         return operand(case, (rank - 1) % case.ranks)
     parts = _operands(case, case.ranks)
     return np.concatenate([part[own] if case.kind.joined_in else part for part in parts])

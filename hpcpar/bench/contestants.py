@@ -70,6 +70,8 @@ class Ours(Contestant):
         """Return the verb with all its arguments."""
         verb, op, root = getattr(self._group, case.verb), case.op, case.root
         dst, src = _neighbours(self._group)
+        if case.verb == "send" and case.ranks == 1:  # who sends to itself must receive meanwhile
+            return lambda: self._group.sendrecv(x, dst, src, out=out)
         calls: dict[str, Bound] = {
             "all_reduce": lambda: verb(x, op, out=out),
             "reduce_scatter": lambda: verb(x, op, out=out),
@@ -81,6 +83,11 @@ class Ours(Contestant):
             "all_gather": lambda: verb(x, sizes="equal", out=out),
             "all_to_all": lambda: verb(x, sizes="equal", out=out),
             "sendrecv": lambda: verb(x, dst, src, out=out),
+            "send": _relay(
+                self._group,
+                lambda: verb(x, dst),
+                lambda: self._group.recv(src, tag=0, out=out),
+            ),
         }
         return calls[case.verb]
 
@@ -135,8 +142,11 @@ class Mpi4py(Contestant):
             "all_gather": lambda: comm.Allgather(x, out),
             "all_to_all": lambda: comm.Alltoall(x, out),
             "sendrecv": lambda: comm.Sendrecv(x, dst, 0, out, src, 0),
+            "send": _relay(
+                self._group, lambda: comm.Send(x, dst, 0), lambda: comm.Recv(out, src, 0)
+            ),
         }
-        return calls[case.verb]
+        return calls["sendrecv" if case.ranks == 1 and case.verb == "send" else case.verb]
 
     def close(self) -> None:
         """Free the communicator."""
@@ -171,6 +181,7 @@ class Gloo(Contestant):
         if group.node.size == group.size:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             place = ("127.0.0.1", place[1])
+        self._group = group
         self._dist.init_process_group(
             "gloo",
             init_method=f"tcp://{place[0]}:{place[1]}",
@@ -196,7 +207,9 @@ class Gloo(Contestant):
         dist = self._dist
         join = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         cut = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        dst, src = _neighbours(self._group)
         return {
+            "send": _relay(self._group, lambda: dist.send(x, dst), lambda: dist.recv(out, src)),
             "all_reduce": lambda: dist.all_reduce(x, op),
             "reduce": lambda: dist.reduce(x, root, op),
             "broadcast": lambda: dist.broadcast(out, root),
@@ -246,6 +259,17 @@ def open_peers(group: Group, names: Sequence[str]) -> list[Contestant]:
 def _neighbours(group: Group) -> tuple[int, int]:
     """Return to whom and from whom data goes round."""
     return (group.rank + 1) % group.size, (group.rank - 1) % group.size
+
+
+def _relay(group: Group, send: Bound, recv: Bound) -> Bound:
+    """Return a round of messages: each rank waits for its left one before it sends to the right."""
+    steps = (send, recv) if group.rank == 0 else (recv, send)
+
+    def relay() -> None:
+        for step in steps:
+            step()
+
+    return relay
 
 
 def _free_place() -> tuple[str, int]:

@@ -38,6 +38,7 @@ BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "reduce": _one,
     "scan": _one,
     "sendrecv": _one,
+    "send": float,
 }
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}

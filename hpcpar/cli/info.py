@@ -21,6 +21,7 @@ from ..comm.bootstrap import (
 )
 from ..comm.handover import NodeWindows, open_windows
 from ..comm.launch import check_world, detect, is_launched
+from ..comm.window import least_length
 from ..errors import HpcparError
 from .command import Command
 from .facts import (
@@ -173,9 +174,10 @@ def _unusable(windows: NodeWindows, sizes: Mapping[str, int]) -> str:
     """Say what the engine lacks; empty if nothing."""
     if len(windows.ranks) > sizes["ranks"]:
         return f"{len(windows.ranks)} ranks on one node; the engine takes {sizes['ranks']}"
-    if windows.length < sizes["length"]:
+    needed = least_length(len(windows.ranks))
+    if windows.length < needed:
         return (
-            f"a window can be {windows.length} bytes long and must be {sizes['length']}: raise "
+            f"a window can be {windows.length} bytes long and must be {needed}: raise "
             "the limits on address space and file size (ulimit -v, ulimit -f)"
         )
     return ""

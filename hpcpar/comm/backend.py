@@ -172,8 +172,6 @@ class Backend(ABC):
     ----------
     name : str
     rank, size : int
-    mpi_comm
-        The communicator, where there is one.
     always_checks : bool
         Whether every collective is compared across ranks first, whatever `check` says.
     compares_itself : bool
@@ -189,9 +187,13 @@ class Backend(ABC):
     size: int
     always_checks = False
     compares_itself = False
-    mpi_comm: Any = None
     heap: Heap | None = None
     places: tuple[int, ...] = ()
+
+    @property
+    def mpi_comm(self) -> Any:
+        """The communicator, where there is one. Collective if it is made only now."""
+        return None
 
     @abstractmethod
     def supports(self, op: Operation) -> str | None:
@@ -224,6 +226,10 @@ class Backend(ABC):
         """
         return None
 
+    def direct_pair(self, send: Operation, recv: Operation, agreement: Agreement) -> Direct | None:
+        """Return the one blocking call of two messages at the same time, if there is one."""
+        return None
+
     def error(self, code: int, rank: int) -> BaseException:
         """Return the exception for an error's number, where `rank` was waited for."""
         return OSError(code, f"rank {rank}")
@@ -233,6 +239,9 @@ class Backend(ABC):
 
         `late`: its deadline has passed; else it broke off what others may have begun.
         """
+
+    def cancel(self, op: Operation) -> None:  # noqa: B027
+        """Let go of a message that nobody waits for any more, if possible."""
 
     def rings(self, op: Operation) -> bool:
         """Whether whoever moves `op` on rings the bell that `Progress` sleeps on."""

@@ -28,6 +28,11 @@ current_group: ContextVar[Group | None] = ContextVar("hpcpar_group", default=Non
 _outer: ContextVar[tuple[Group | None, ...]] = ContextVar("hpcpar_outer", default=())
 
 
+def _with(kind: type[Request], *args: Any) -> Callable[[View], Request]:
+    """Return what makes the request; a lambda in each verb would slow its hot path down."""
+    return lambda view: kind(view, *args)
+
+
 class Group:
     """A fixed set of ranks. Verbs are methods; see the functions of the same name for details.
 
@@ -83,7 +88,7 @@ class Group:
 
     @property
     def mpi_comm(self) -> Any:
-        """The mpi4py communicator that carries this group, or None. Not for your own traffic."""
+        """The mpi4py communicator or None, not for your own traffic; collective at first use."""
         return None if self._runner is None else self._runner.backend.mpi_comm
 
     @property
@@ -242,7 +247,7 @@ class Group:
         if out is not None and blocking and weight is None and self._hot(x, op, out):
             return out
         return self._call(
-            "all_reduce", lambda v: AllReduce(v, x, op, weight, out), timeout, async_op, (x, out)
+            "all_reduce", _with(AllReduce, x, op, weight, out), timeout, async_op, (x, out)
         )
 
     def reduce(
@@ -258,9 +263,7 @@ class Group:
         """Reduce over all ranks, the result on the root; see `hpcpar.reduce`."""
         if timeout is None and not async_op and self._hot(x, ("reduce", op, root), out):
             return out
-        return self._call(
-            "reduce", lambda v: Reduce(v, x, op, root, out), timeout, async_op, (x, out)
-        )
+        return self._call("reduce", _with(Reduce, x, op, root, out), timeout, async_op, (x, out))
 
     def scan(
         self,
@@ -275,9 +278,7 @@ class Group:
         """Reduce over the ranks up to mine; see `hpcpar.scan`."""
         if timeout is None and not async_op and self._hot(x, ("scan", op, exclusive), out):
             return out
-        return self._call(
-            "scan", lambda v: Scan(v, x, op, exclusive, out), timeout, async_op, (x, out)
-        )
+        return self._call("scan", _with(Scan, x, op, exclusive, out), timeout, async_op, (x, out))
 
     def reduce_scatter(
         self,
@@ -296,7 +297,7 @@ class Group:
             return out
         return self._call(
             "reduce_scatter",
-            lambda v: ReduceScatter(v, x, op, axis, sizes, out),
+            _with(ReduceScatter, x, op, axis, sizes, out),
             timeout,
             async_op,
             (x, out),
@@ -321,9 +322,7 @@ class Group:
         given = out if x is None else x
         if timeout is None and not async_op and self._hot(given, ("broadcast", root), out):
             return out
-        return self._call(
-            "broadcast", lambda v: Broadcast(v, x, root, out), timeout, async_op, (x, out)
-        )
+        return self._call("broadcast", _with(Broadcast, x, root, out), timeout, async_op, (x, out))
 
     def all_gather(
         self,
@@ -339,7 +338,7 @@ class Group:
         if timeout is None and not async_op and self._hot(x, ("all_gather", axis, sizes), out):
             return out
         return self._call(
-            "all_gather", lambda v: AllGather(v, x, axis, sizes, out), timeout, async_op, (x, out)
+            "all_gather", _with(AllGather, x, axis, sizes, out), timeout, async_op, (x, out)
         )
 
     def gather(
@@ -358,7 +357,7 @@ class Group:
         if timeout is None and not async_op and self._hot(x, key, out):
             return out
         return self._call(
-            "gather", lambda v: Gather(v, x, root, axis, sizes, out), timeout, async_op, (x, out)
+            "gather", _with(Gather, x, root, axis, sizes, out), timeout, async_op, (x, out)
         )
 
     def scatter(
@@ -378,7 +377,7 @@ class Group:
         if timeout is None and not async_op and self._hot(given, key, out):
             return out
         return self._call(
-            "scatter", lambda v: Scatter(v, x, root, axis, sizes, out), timeout, async_op, (x, out)
+            "scatter", _with(Scatter, x, root, axis, sizes, out), timeout, async_op, (x, out)
         )
 
     def all_to_all(
@@ -395,7 +394,7 @@ class Group:
         if timeout is None and not async_op and self._hot(x, ("all_to_all", axis, sizes), out):
             return out
         return self._call(
-            "all_to_all", lambda v: AllToAll(v, x, axis, sizes, out), timeout, async_op, (x, out)
+            "all_to_all", _with(AllToAll, x, axis, sizes, out), timeout, async_op, (x, out)
         )
 
     def permute(
@@ -408,9 +407,7 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Send to and receive from the rank that `pairs` names; see `hpcpar.permute`."""
-        return self._call(
-            "permute", lambda v: Permute(v, x, pairs, out), timeout, async_op, (x, out)
-        )
+        return self._call("permute", _with(Permute, x, pairs, out), timeout, async_op, (x, out))
 
     # -- verbs: point to point -------------------------------------------------------------
 
@@ -424,9 +421,9 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Send an array to one rank; see `hpcpar.send`."""
-        return self._call(
-            "send", lambda v: Send(v, x, dst, tag, not async_op), timeout, async_op, (x,)
-        )
+        if timeout is None and not async_op and self._hot(x, ("send", dst, tag), None):
+            return None
+        return self._call("send", _with(Send, x, dst, tag, not async_op), timeout, async_op, (x,))
 
     def recv(
         self,
@@ -438,7 +435,9 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Receive an array from one rank, or from any; see `hpcpar.recv`."""
-        return self._call("recv", lambda v: Recv(v, src, tag, out), timeout, async_op, (out,))
+        if timeout is None and not async_op and self._hot(None, ("recv", src, tag), out):
+            return out
+        return self._call("recv", _with(Recv, src, tag, out), timeout, async_op, (out,))
 
     def sendrecv(
         self,
@@ -452,13 +451,16 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Send to one rank while receiving from another; see `hpcpar.sendrecv`."""
+        blocking = timeout is None and not async_op
+        if out is not None and blocking and self._hot(x, ("sendrecv", dst, src, tag), out):
+            return out
         return self._call(
-            "sendrecv", lambda v: SendRecv(v, x, dst, src, tag, out), timeout, async_op, (x, out)
+            "sendrecv", _with(SendRecv, x, dst, src, tag, out), timeout, async_op, (x, out)
         )
 
     def probe(self, src: int | None = None, *, tag: int | None = None) -> Message | None:
         """Look whether a message is there, without taking it; see `hpcpar.probe`."""
-        found: Message | None = self._call("probe", lambda v: Probe(v, src, tag), None, False)
+        found: Message | None = self._call("probe", _with(Probe, src, tag), None, False)
         return found
 
     # -- verbs: objects --------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from .backend import Operation
 
-__all__ = ["Matching", "counterparts"]
+__all__ = ["Matching"]
 
 
 class _Envelope(Protocol):
@@ -62,14 +62,3 @@ def _is_live(op: Operation) -> bool:
 
 def _fits(op: Operation, message: _Envelope) -> bool:
     return op.root in (None, message.source) and op.tag in (None, message.tag)
-
-
-def counterparts(op: Operation, rank: int, size: int) -> list[int]:
-    """Return the ranks of which one must live for the message `op` of `rank` to come or go.
-
-    Examples
-    --------
-    >>> counterparts(Operation("recv", root=2), 0, 4), counterparts(Operation("recv"), 1, 3)
-    ([2], [0, 2])
-    """
-    return [r for r in range(size) if r != rank] if op.root is None else [op.root]

@@ -15,7 +15,7 @@ from .backend import Arrived, Operation
 from .layout import check_out
 from .request import Request, Steps, View, adopt_out, check_rank
 
-__all__ = ["MAX_TAG", "Message", "Probe", "Recv", "Send", "SendRecv"]
+__all__ = ["MAX_TAG", "Incoming", "Message", "Probe", "Recv", "Send", "SendRecv"]
 
 #: Tags above this do not fit every MPI.
 MAX_TAG = (1 << 28) - 1
@@ -74,7 +74,7 @@ class _Outgoing:
         return Operation("send", data, root=self.dst, tag=self.tag, kind=kind)
 
 
-class _Incoming:
+class Incoming:
     """The receiving half."""
 
     def __init__(self, view: View, src: Any, tag: Any, out: Any, verb: str) -> None:
@@ -143,7 +143,7 @@ class Recv(_PointToPoint):
 
     def __init__(self, view: View, src: Any, tag: Any, out: Any) -> None:
         super().__init__(view)
-        self.half = _Incoming(view, src, tag, out, self.verb)
+        self.half = Incoming(view, src, tag, out, self.verb)
         self.root = -1 if self.half.src is None else self.half.src
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
@@ -163,7 +163,7 @@ class SendRecv(_PointToPoint):
     def __init__(self, view: View, x: Any, dst: Any, src: Any, tag: Any, out: Any) -> None:
         super().__init__(view)
         self.outgoing = _Outgoing(view, x, dst, tag, self.verb)
-        self.incoming = _Incoming(view, src, tag, out, self.verb)
+        self.incoming = Incoming(view, src, tag, out, self.verb)
         self.root = self.outgoing.dst
         self.count, self.dtype = self.outgoing.array.size, self.outgoing.array.dtype
 
@@ -184,7 +184,7 @@ class Probe(_PointToPoint):
 
     def __init__(self, view: View, src: Any, tag: Any) -> None:
         super().__init__(view)
-        self.half = _Incoming(view, src, tag, None, self.verb)
+        self.half = Incoming(view, src, tag, None, self.verb)
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
         """Yield the operations; return the result."""

@@ -57,7 +57,7 @@ class MpiBackend(Backend):
 
     def __init__(self, comm: Any, *, deterministic: bool = False) -> None:
         self._mpi: Any = load_mpi()
-        self.mpi_comm = comm
+        self._comm = comm
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.max_count = _LIMIT
         self._deterministic = deterministic
@@ -76,6 +76,11 @@ class MpiBackend(Backend):
         self._lanes: dict[int, Any] = {0: comm, 1: comm.Dup()}
         self._mail = Mailbox(comm, self._mpi)
         self._direct = DirectCalls(comm, self._mpi)
+
+    @property
+    def mpi_comm(self) -> Any:
+        """The communicator."""
+        return self._comm
 
     # -- what runs where -------------------------------------------------------------------
 
@@ -105,9 +110,9 @@ class MpiBackend(Backend):
 
     def subgroup(self, ranks: Sequence[int]) -> MpiBackend:
         """Return the backend of these ranks; collective over them."""
-        everyone = self.mpi_comm.Get_group()
+        everyone = self._comm.Get_group()
         chosen = everyone.Incl(list(ranks))
-        comm = self.mpi_comm.Create_group(chosen)
+        comm = self._comm.Create_group(chosen)
         chosen.Free()
         everyone.Free()
         made = MpiBackend(comm, deterministic=self._deterministic)

@@ -11,8 +11,9 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from ..errors import CollectiveTimeout, GroupFailed, RankFailed, UnsupportedErro
 from . import where
 from .agree import HEADER_NBYTES, Header, disagreement
 from .backend import Agreement, Backend, CrossedGroupsError, Direct, Operation
+from .node_messages import MESSAGES, NodeMessages
 from .node_place import NodePlace
 from .reductions import OPS
 
@@ -48,7 +50,6 @@ _VERBS = {
 }
 _ROOTED = {"gather": "all_gather", "scatter": "all_to_all"}  # carried by these, with a root
 _PRIMITIVES = tuple(op for op in OPS if op != "mean")
-_MESSAGES = ("send", "recv", "probe")
 _NO_HEADER = bytes(HEADER_NBYTES)
 
 
@@ -78,10 +79,13 @@ class NodeBackend(Backend):
         Global ranks of the group.
     rank : int
         My place in `ranks`.
-    rest : callable
-        Returns who carries messages between two ranks; called when all members have come.
     timeout : float or None
         Seconds that calls of the hot path, and the making of groups, may take.
+    world : MpiBackend, optional
+        Of all ranks, where there is MPI: it ends the job, and makes the group's communicator when
+        that is asked for.
+    own : MpiBackend, optional
+        The group's, where it is there already.
     """
 
     always_checks = True
@@ -92,37 +96,46 @@ class NodeBackend(Backend):
         place: NodePlace,
         ranks: Sequence[int],
         rank: int,
-        rest: Callable[[], Backend],
         timeout: float | None,
+        world: Backend | None = None,
+        own: Backend | None = None,
     ) -> None:
         self.name, self.rank, self.size = place.backend, rank, len(ranks)
         self._place, self._ranks, self._timeout = place, tuple(ranks), timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         self._key, self._areas = place.enter(self._ranks, deadline)
-        self._rest = rest()  # MPI would wait for a dead member for ever
-        self.mpi_comm = self._rest.mpi_comm
+        self._world, self._own = world, own
         self.places, self.heap = place.members(self._ranks), place.heap
         seat = (place.core, self.places, self._areas, rank)
         # Waits on lane 0 are told to others; what lane 1 waits for keeps its rank from nothing.
         self._teams = [Team(*seat, 0, self._key, _is_alone), Team(*seat, 1, 0, _is_alone)]
+        self._mail = NodeMessages(place.core, self._key, self.places, rank, timeout)
 
     def supports(self, op: Operation) -> str | None:
-        """Everything but messages runs natively."""
-        return self._rest.supports(op) if op.verb in _MESSAGES else None
+        """Everything runs natively."""
+        return None
+
+    @property
+    def mpi_comm(self) -> Any:
+        """The group's communicator, made when it is first asked for; then collective."""
+        if self._own is None and self._world is not None:
+            self._own = self._world.subgroup(self._ranks)
+        return None if self._own is None else self._own.mpi_comm
 
     def subgroup(self, ranks: Sequence[int]) -> NodeBackend:
         """Return the backend of these ranks of this group; collective over them."""
         chosen = [self._ranks[r] for r in ranks]
         mine = chosen.index(self._ranks[self.rank])
-        rest = partial(self._rest.subgroup, ranks)
-        return NodeBackend(self._place, chosen, mine, rest, self._timeout)
+        return NodeBackend(self._place, chosen, mine, self._timeout, self._world)
 
     def close(self) -> None:
-        """Let go of the area and of what carries messages; collective."""
+        """Let go of the area, of messages that nobody took and of the communicator; collective."""
         mine = self._areas[self.rank]
+        self._mail.close()
         self._place.retire(self._key, self.places, self._areas, mine)
         self._teams, self.heap = [], None
-        self._rest.close()
+        if self._own is not None:
+            self._own.close()
 
     def has_lost(self) -> bool:
         """Whether a rank of the node has died."""
@@ -133,9 +146,10 @@ class NodeBackend(Backend):
         return self._place.last_of(self.places[rank])
 
     def abort(self, reason: BaseException) -> None:
-        """Wake who waits here, then end the job as what carries messages does."""
+        """Wake who waits here, then end the job where there is MPI."""
         self._place.fail(reason)
-        self._rest.abort(reason)
+        if self._world is not None:
+            self._world.abort(reason)
 
     def give_up(self, late: bool) -> None:
         """Let ranks that come late see that this one waits no more."""
@@ -146,8 +160,8 @@ class NodeBackend(Backend):
 
     def start(self, op: Operation) -> None:
         """Post `op`."""
-        if op.verb in _MESSAGES:
-            self._rest.start(op)
+        if op.verb in MESSAGES:
+            self._mail.start(op, self.error)
             return
         if op.verb == "exchange" and op.lane == 0:
             op.result = self._left_headers(op)
@@ -168,8 +182,8 @@ class NodeBackend(Backend):
 
     def test(self, op: Operation) -> bool:
         """Move `op` on."""
-        if op.verb in _MESSAGES:
-            return self._rest.test(op)
+        if op.verb in MESSAGES:
+            return self._mail.test(op)
         if op.state is None:
             return True
         self._end(op, op.state.test())
@@ -177,8 +191,8 @@ class NodeBackend(Backend):
 
     def wait(self, op: Operation) -> bool:
         """Sleep until `op` ends; the core looks at signals, deaths and departures in between."""
-        if op.verb in _MESSAGES:
-            return self._rest.wait(op)
+        if op.verb in MESSAGES:
+            return self._mail.wait(op)
         if op.state is None:
             return True
         limit = _FOREVER
@@ -188,13 +202,18 @@ class NodeBackend(Backend):
         return op.state is None
 
     def rings(self, op: Operation) -> bool:
-        """Whether peers ring when `op` can move on: in all that the core carries."""
-        return op.verb not in _MESSAGES
+        """Whether peers ring when `op` can move on: always."""
+        return True
+
+    def cancel(self, op: Operation) -> None:
+        """Give a message up."""
+        if op.verb in MESSAGES:
+            self._mail.cancel(op)
 
     def missing(self, op: Operation) -> list[int] | None:
         """Return the ranks that keep `op` waiting."""
-        if op.verb in _MESSAGES:
-            return self._rest.missing(op)
+        if op.verb in MESSAGES:
+            return self._mail.missing(op)
         return [] if op.state is None else list(op.state.missing())
 
     def _end(self, op: Operation, outcome: bool | None) -> None:
@@ -234,12 +253,18 @@ class NodeBackend(Backend):
 
     def direct(self, op: Operation, agreement: Agreement | None) -> Direct | None:
         """Return one call of the core that compares all ranks' agreements and moves the data."""
-        if agreement is None or op.verb in (*_MESSAGES, "scatter"):
+        if agreement is None or op.verb == "scatter":
             return None
+        if op.verb in MESSAGES:
+            return self._mail.direct(op, agreement.failed)
         call = self._make(op, agreement, True)
         way = (call, "x", "out")
         is_aliased = op.verb in ("all_to_all", "all_gather", "gather", "reduce_scatter")
         return Direct(way, None if is_aliased else way, divides=True)
+
+    def direct_pair(self, send: Operation, recv: Operation, agreement: Agreement) -> Direct | None:
+        """Return one call that sends and receives."""
+        return self._mail.direct_pair(send, recv, agreement.failed)
 
     def _make(self, op: Operation, agreement: Agreement, ready: bool) -> NodeCall:
         given = op.send if op.send is not None else op.recv

@@ -1,109 +1,191 @@
-"""Messages between ranks of a node, which MPI carries: their waits end when the other side dies."""
+"""Messages between two ranks that share memory: what the core carries of them."""
 
 from __future__ import annotations
 
+import errno
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from ..errors import RankFailed
-from .backend import Backend, Operation
-from .matching import counterparts
+import numpy as np
 
-__all__ = ["WatchedMessages"]
+from .._arrays import Array, as_bytes
+from .._core import Box, Message, Node
+from ..errors import UnsupportedError
+from .backend import Arrived, Direct, Operation
+from .describe import read_kind
+from .layout import check_out
 
-_LOOK = 0.05  # seconds between two looks at whether the other side is alive
+__all__ = ["MESSAGES", "NodeMessages"]
+
+#: The verbs that are carried here.
+MESSAGES = ("send", "recv", "probe")
+_FOREVER = 1 << 62
+_ANY = -1
+_MOST_KIND = 7 << 10  # bytes of dtype and shape in words, which go into a ring whole
+
+Failed: TypeAlias = Callable[[int, int], BaseException]
 
 
-class WatchedMessages(Backend):
-    """Carries the messages of one group.
+class NodeMessages:
+    """The messages of one group on this rank.
 
     Parameters
     ----------
-    carrier : Backend
-        Who moves them, and waits for ever for who has died.
-    ranks : sequence of int
-        Global ranks of the group.
-    is_dead : callable
-        Returns whether the process of a global rank is gone.
+    node : Node
+    key : int
+        The group's.
+    members : sequence of int
+        Places of its ranks on the node.
+    rank : int
+    timeout : float or None
+        Seconds that calls of the hot path may take.
     """
 
     def __init__(
-        self, carrier: Backend, ranks: Sequence[int], is_dead: Callable[[int], bool]
+        self,
+        node: Node,
+        key: int,
+        members: Sequence[int],
+        rank: int,
+        timeout: float | None,
     ) -> None:
-        self.name, self.rank, self.size = carrier.name, carrier.rank, carrier.size
-        self.mpi_comm = carrier.mpi_comm
-        self._carrier, self._ranks, self._is_dead = carrier, tuple(ranks), is_dead
-        self._looked = 0.0
-        self._gone: set[int] = set()
+        self._open: Box | None = Box(node, key, tuple(members), rank)
+        self._limit = _FOREVER if timeout is None else int(1e9 * timeout)
 
-    def supports(self, op: Operation) -> str | None:
-        """Ask the carrier."""
-        return self._carrier.supports(op)
-
-    def missing(self, op: Operation) -> list[int] | None:
-        """Ask the carrier."""
-        return self._carrier.missing(op)
-
-    def subgroup(self, ranks: Sequence[int]) -> WatchedMessages:
-        """Return who carries the messages of these ranks of this group; collective over them."""
-        chosen = [self._ranks[r] for r in ranks]
-        return WatchedMessages(self._carrier.subgroup(ranks), chosen, self._is_dead)
-
-    def close(self) -> None:
-        """Free what the carrier holds; collective."""
-        self._carrier.close()
-
-    def abort(self, reason: BaseException) -> None:
-        """End the job, as the carrier does."""
-        self._carrier.abort(reason)
-
-    def start(self, op: Operation) -> None:
-        """Begin `op`."""
-        with self._failures_named(op):
-            self._carrier.start(op)
+    def start(self, op: Operation, failed: Failed) -> None:
+        """Begin `op`; `failed` makes an exception from an error's number and a rank."""
+        if op.verb == "probe":
+            found = self._box.probe(_peer(op), _tag(op))
+            op.result = None if found is None else Arrived(*found, None)
+            return
+        if op.verb == "recv":
+            op.state = self._message(op, None, failed)
+            self._end(op, op.state.start(None))
+            return
+        op.state = self._message(op, _kind(op.kind), failed)
+        self._end(op, op.state.start(op.send))
 
     def test(self, op: Operation) -> bool:
-        """Move `op` on; look now and then at who is on the other side."""
-        with self._failures_named(op):
-            if self._carrier.test(op):
-                return True
-            gone = self._find_gone(op)
-            if not gone:
+        """Move `op` on; return whether it has ended."""
+        if op.state is not None:
+            self._end(op, op.state.test())
+        return op.state is None
+
+    def wait(self, op: Operation) -> bool:
+        """Sleep until `op` has ended; return False if its deadline passed first."""
+        while op.state is not None:
+            limit = _FOREVER
+            if op.deadline is not None:
+                limit = max(0, int(1e9 * (op.deadline - time.monotonic())))
+            outcome = op.state.wait(limit)
+            if outcome is None:
                 return False
-            if self._carrier.test(op):  # what was sent before has come by now, if it ever does
-                return True
-        raise _no_message(gone)
+            self._end(op, outcome)
+        return True
 
-    def relax(self, op: Operation, pause: float) -> float:
-        """Give the core away between two tests, after a while for longer."""
-        time.sleep(0 if pause < 2e-3 else 1e-4)
-        return pause + 1e-6
+    def cancel(self, op: Operation) -> None:
+        """Give `op` up: a receive takes nothing any more, a send is withdrawn if it can be."""
+        if op.state is not None:
+            op.state.cancel()
 
-    def _find_gone(self, op: Operation) -> list[int]:
-        """Return the ranks that `op` needs if none of them is alive any more."""
-        if time.monotonic() - self._looked > _LOOK:
-            self._looked = time.monotonic()
-            ranks = enumerate(self._ranks)
-            self._gone |= {r for r, rank in ranks if r != self.rank and self._is_dead(rank)}
-        needed = counterparts(op, self.rank, self.size)
-        return needed if self._gone.issuperset(needed) else []
+    def missing(self, op: Operation) -> list[int] | None:
+        """Return the rank that `op` waits for, if it is only one."""
+        return None if op.root is None else [op.root]
 
-    @contextmanager
-    def _failures_named(self, op: Operation) -> Iterator[None]:
-        """Name who died where MPI has seen it first; mpi4py's errors are RuntimeErrors."""
+    def close(self) -> None:
+        """Drop what came and nobody took, and let go of the memory."""
+        self._box.empty()
+        self._open = None
+
+    def direct(self, op: Operation, failed: Failed) -> Direct:
+        """Return the one call that a message of this kind to or from one rank ends in."""
+        message = self._message(op, _kind(op.kind), failed)
+        return Direct((message, "x" if op.verb == "send" else "out"), None)
+
+    @property
+    def _box(self) -> Box:
+        assert self._open is not None
+        return self._open
+
+    def direct_pair(self, send: Operation, recv: Operation, failed: Failed) -> Direct:
+        """Return the one call of two messages of these kinds at the same time."""
+        receive, sends = (self._message(op, _kind(op.kind), failed) for op in (recv, send))
+        swap = _Swap(receive, sends, self._limit, failed, _peer(recv))
+        return Direct((swap, "x", "out"), None)
+
+    def _message(self, op: Operation, kind: bytes | None, failed: Failed) -> Message:
+        sends = op.verb == "send"
+        return Message(self._box, sends, _peer(op), _tag(op), kind, op.lane, failed, self._limit)
+
+    def _end(self, op: Operation, outcome: bool | None) -> None:
+        """Take what a receive has found; outcome None: it has not ended."""
+        if outcome is False:
+            outcome = self._take(op, op.state)
+        if outcome:
+            op.state = None
+
+    def _take(self, op: Operation, message: Message) -> bool | None:
+        source, tag, kind = message.found()
+        assert op.accept is not None
+        target: Array = op.accept(kind)
+        op.result = Arrived(source, tag, kind, target)
+        return message.take(target)
+
+
+class _Swap:
+    """Receives and sends at the same time; what comes must be as `out` is."""
+
+    __slots__ = ("_failed", "_limit", "_receive", "_send", "_source")
+
+    def __init__(
+        self, receive: Message, send: Message, limit: int, failed: Failed, source: int
+    ) -> None:
+        self._receive, self._send = receive, send
+        self._limit, self._failed, self._source = limit, failed, source
+
+    def __call__(self, x: Array, out: Array) -> bool:
         try:
-            yield
-        except RuntimeError as error:
-            ranks = enumerate(self._ranks)
-            dead = [r for r, rank in ranks if r != self.rank and self._is_dead(rank)]
-            needed = set(counterparts(op, self.rank, self.size))
-            if not dead:
-                raise
-            # Others may have left because of the one that this message needs.
-            raise _no_message([r for r in dead if r in needed] or dead) from error
+            self._run(x, out)
+        except BaseException:
+            self._send.cancel()
+            self._receive.cancel()
+            raise
+        return True
+
+    def _run(self, x: Array, out: Array) -> None:
+        arrived, sent = self._receive.start(out), self._send.start(x)
+        if arrived is None:
+            arrived = self._receive.wait(self._limit)
+        if sent is None:
+            sent = self._send.wait(self._limit)
+        if arrived is None or sent is None:
+            raise self._failed(errno.ETIMEDOUT, self._source)
+        if not arrived:
+            self._refuse(out)
+
+    def _refuse(self, out: Array) -> None:
+        """Take what came and say that it does not fit."""
+        source, _, kind = self._receive.found()
+        dtype, shape = read_kind(kind)
+        if self._receive.take(as_bytes(np.empty(shape, dtype))) is None:
+            self._receive.wait(self._limit)
+        check_out(out, shape, dtype, f"sendrecv from rank {source}")
 
 
-def _no_message(ranks: Sequence[int]) -> RankFailed:
-    who = f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {list(ranks)} have"
-    return RankFailed(f"{who} left or died, and no message can come or go.")
+def _peer(op: Operation) -> int:
+    return _ANY if op.root is None else op.root
+
+
+def _tag(op: Operation) -> int:
+    return _ANY if op.tag is None else op.tag
+
+
+def _kind(words: str) -> bytes:
+    kind = words.encode()
+    if len(kind) > _MOST_KIND:
+        raise UnsupportedError(
+            f"send: the array's dtype takes {len(kind)} bytes to describe, and messages inside a "
+            f"machine carry {_MOST_KIND} at most. Send its fields one by one."
+        )
+    return kind

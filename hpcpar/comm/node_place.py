@@ -210,10 +210,6 @@ class NodePlace:
                 kept.append((mine, key, others))
         self._closed = kept
 
-    def is_dead(self, rank: int) -> bool:
-        """Whether the process of a global rank is gone."""
-        return self.core.is_dead(self._index[rank])
-
     def has_lost(self) -> bool:
         """Whether a process of the node is gone that did not leave in order."""
         if self._let_go.alive and not self._has_lost:

@@ -16,9 +16,11 @@ from .._arrays import Array, dtype_code
 from .._core import plain_pair, reduce
 from . import record
 from .agree import HEADER_NBYTES, Header
-from .backend import Agreement, Operation
+from .backend import Agreement, Direct, Operation
 from .broadcast_request import Broadcast
+from .describe import kind_text
 from .layout import rows_before
+from .message_requests import Incoming, Recv, Send, SendRecv
 from .move_requests import AllGather, AllToAll, Gather, Scatter
 from .reduce_requests import AllReduce, Reduce, ReduceScatter, Scan
 from .request import Operand, Request, View
@@ -51,20 +53,36 @@ class Quick:
     def _add(self, request: Request, plan: _Plan) -> None:
         operation, view = plan.operation, self._runner.view
         agreement = self._agreement(request) if self._runner.backend.compares_itself else None
-        direct = self._runner.backend.direct(operation, agreement)
+        direct = self._direct(plan, agreement)
         array = plan.x if plan.x is not None else plan.out
         if direct is not None and array is not None:
             verb, code = record.verb_code(request.verb), dtype_code(array.dtype)
             moved = record.traffic_of(operation, view.rank, view.size)
+            if plan.second is not None:
+                more = record.traffic_of(plan.second, view.rank, view.size)
+                moved = record.Traffic(*map(sum, zip(moved, more, strict=True)))
             after = None if direct.divides else _divider(operation.divisor)
             # The core keeps the other way if it has learned it: ranks compare each by itself.
             ways = (None, direct.in_place) if plan.is_in_place() else (direct.apart, None)
             calls = (*ways, after)
-            self._runner.hot.add(plan.key, plan.x, plan.out, calls, (verb, code, *moved))
+            recorded = (verb, code, *moved, request.root)
+            self._runner.hot.add(plan.key, plan.x, plan.out, calls, recorded)
+
+    def _direct(self, plan: _Plan, agreement: Agreement | None) -> Direct | None:
+        backend = self._runner.backend
+        if plan.second is None:
+            return backend.direct(plan.operation, agreement)
+        return (
+            None
+            if agreement is None
+            else backend.direct_pair(plan.operation, plan.second, agreement)
+        )
 
     def _agreement(self, request: Request) -> Agreement | None:
         """Return what the ranks compare when they take the hot path."""
         same, runner = request.fingerprint(), self._runner
+        if not request.collective:  # nothing is compared
+            return Agreement(0, bytes(HEADER_NBYTES), runner.message_error)
         if same is None:
             return None
         if runner.view.size == 1:  # there is nobody to compare with
@@ -85,6 +103,7 @@ class _Plan(NamedTuple):
     x: Array | None
     out: Array | None
     operation: Operation
+    second: Operation | None = None  # at the same time
 
     def is_plain(self) -> bool:
         """Whether both arrays, as far as there are some with elements, go as they are."""
@@ -212,6 +231,33 @@ def _broadcast(request: Broadcast, view: View) -> _Plan | None:
     return _Plan(("broadcast", request.root), leaf.array, leaf.out, operation)
 
 
+def _send(request: Send, view: View) -> _Plan:
+    array, dst, tag = request.half.array, request.half.dst, request.half.tag
+    operation = Operation("send", array, root=dst, tag=tag, kind=kind_text(array))
+    return _Plan(("send", dst, tag), array, None, operation)
+
+
+def _recv(request: Recv, view: View) -> _Plan | None:
+    half = request.half
+    if half.out is None:
+        return None
+    return _Plan(("recv", half.src, half.tag), None, half.out, _receiving(half.out, half))
+
+
+def _sendrecv(request: SendRecv, view: View) -> _Plan | None:
+    going, coming = request.outgoing, request.incoming
+    array, out = going.array, coming.out
+    if out is None:
+        return None
+    send = Operation("send", array, root=going.dst, tag=going.tag, kind=kind_text(array))
+    key = ("sendrecv", going.dst, coming.src, going.tag)
+    return _Plan(key, array, out, send, _receiving(out, coming))
+
+
+def _receiving(out: Array, half: Incoming) -> Operation:
+    return Operation("recv", None, out, root=half.src, tag=half.tag, kind=kind_text(out))
+
+
 _MAKERS: dict[type[Request], Callable[[Any, View], _Plan | None]] = {
     AllReduce: _all_reduce,
     Reduce: _reduce,
@@ -222,4 +268,7 @@ _MAKERS: dict[type[Request], Callable[[Any, View], _Plan | None]] = {
     AllToAll: _all_to_all,
     Scatter: _scatter,
     Broadcast: _broadcast,
+    Send: _send,
+    Recv: _recv,
+    SendRecv: _sendrecv,
 }

@@ -191,7 +191,7 @@ def _name(names: Sequence[str], code: int) -> str:
 def traffic_of(op: Operation, rank: int, size: int) -> Traffic:
     """Return the traffic of one operation of the backend seam."""
     if op.verb == "recv":
-        came = None if op.result is None else op.result.data
+        came = op.recv if op.result is None else op.result.data
         return Traffic(0, 0 if came is None else came.nbytes, 0)
     buffer = op.send if op.send is not None else op.recv
     if buffer is None:

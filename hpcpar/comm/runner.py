@@ -226,6 +226,13 @@ class Runner:
             self._leave_behind(error)
         return error
 
+    def message_error(self, code: int, rank: int) -> BaseException:
+        """Return the exception of a message on the hot path; the group goes on."""
+        error = self.backend.error(code, rank)
+        if isinstance(error, HpcparError):
+            where.place(error, self.here(), self.home.last_operations())
+        return error
+
     def _leave_behind(self, error: BaseException) -> None:
         """Fail the group: this rank left a collective that others may have begun."""
         self.fail(error)
@@ -304,6 +311,8 @@ class Runner:
 
     def _abandon(self, request: Request, ops: list[Operation], error: BaseException) -> None:
         self._given_up += ops  # their buffers may still be read and written
+        for op in ops:
+            self.backend.cancel(op)
         if request.collective:  # some have begun it; messages just did not come
             self._leave_behind(error)
 

@@ -1,6 +1,6 @@
-"""Ranks as threads of one process, for tests, laptops and a world of one: memory, messages, ends.
+"""Ranks as threads of one process, for tests, laptops and a world of one: memory, ends.
 
-The collectives are the node engine's, on windows that are memory of this process.
+Collectives and messages are the node engine's, on windows that are memory of this process.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ import contextvars
 import mmap
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import GroupFailed, RankFailed
-from .backend import Arrived, Backend, Operation
-from .matching import Matching, counterparts
+from .backend import Backend
 from .node import NodeBackend
 from .node_place import NodePlace
 
@@ -26,51 +24,29 @@ _LOOK = 0.05  # seconds between two looks at signals while asleep
 
 
 class Shared:
-    """What all ranks of one run share: memory, mail, who has left, why it failed."""
+    """What all ranks of one run share: memory, who has left, why it failed."""
 
     def __init__(self, size: int) -> None:
         from .window import map_private  # not what importing hpcpar must open
 
         self.size = size
-        self.cond = threading.Condition()
-        self.version = 0
         self.failure: tuple[int, BaseException] | None = None
-        self.left: set[int] = set()
         self.windows = map_private(size)
-        self._offices: dict[tuple[tuple[int, ...], int], _Office] = {}
-
-    def open_office(self, ranks: tuple[int, ...], number: int) -> _Office:
-        """Return where the `number`-th group of these global ranks has its mail."""
-        with self.cond:
-            return self._offices.setdefault((ranks, number), _Office(len(ranks)))
-
-    def close_office(self, ranks: tuple[int, ...], number: int) -> None:
-        """Drop it when all its ranks have said so."""
-        with self.cond:
-            office = self._offices[ranks, number]
-            office.closed += 1
-            if office.closed == len(ranks):
-                del self._offices[ranks, number]
-
-    def changed(self) -> None:
-        """Wake everybody; the caller holds the condition."""
-        self.version += 1
-        self.cond.notify_all()
+        self._lock = threading.Lock()
+        self._left: set[int] = set()
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Record the first failure and wake everybody who waits for a message."""
-        with self.cond:
+        """Record the first failure."""
+        with self._lock:
             if self.failure is None:
                 self.failure = (rank, error)
-            self.changed()
 
     def leave(self, rank: int) -> None:
         """Record that `rank` will not take part in anything any more."""
-        with self.cond:
-            self.left.add(rank)
-            if len(self.left) == self.size:
+        with self._lock:
+            self._left.add(rank)
+            if len(self._left) == self.size:
                 self.windows = ()
-            self.changed()
 
     def loss(self, rank: int) -> GroupFailed | RankFailed:
         """Return the error of who waits for member `rank` of a group, which is gone."""
@@ -106,8 +82,7 @@ class Seat:
     def backend(self, timeout: float | None) -> Backend:
         """Return who carries the group of all ranks; collective over them."""
         ranks = tuple(range(self.size))
-        mail = _Messages(self._shared, ranks, self.rank, {})
-        return NodeBackend(self._place, ranks, self.rank, lambda: mail, timeout)
+        return NodeBackend(self._place, ranks, self.rank, timeout)
 
     def fail(self, error: BaseException) -> None:
         """Let all who wait for this rank raise because of `error`."""
@@ -172,113 +147,6 @@ class _ThreadWindows:
     def close(self) -> None:
         """Leave; the memory goes with the last rank's reference to it."""
         self._shared.leave(self.index)
-
-
-class _Office:
-    """The mail of one group: a box, and those who wait at it, per rank."""
-
-    def __init__(self, size: int) -> None:
-        self.boxes: list[list[Arrived]] = [[] for _ in range(size)]
-        self.matching = [Matching() for _ in range(size)]
-        self.closed = 0
-
-
-class _Messages(Backend):
-    """Carries the messages of one group: what is sent is copied into the receiver's box.
-
-    Parameters
-    ----------
-    shared : Shared
-    ranks : tuple of int
-        Global ranks of the group.
-    rank : int
-        My place in `ranks`.
-    made : dict
-        How often this rank has made a group, by its global ranks.
-    """
-
-    name = "threads"
-
-    def __init__(
-        self, shared: Shared, ranks: tuple[int, ...], rank: int, made: dict[tuple[int, ...], int]
-    ) -> None:
-        self.rank, self.size = rank, len(ranks)
-        self._shared, self._ranks, self._made = shared, ranks, made
-        self._number = made[ranks] = made.get(ranks, 0) + 1
-        self._office = shared.open_office(ranks, self._number)
-
-    def supports(self, op: Operation) -> str | None:
-        """Every message runs natively."""
-        return None
-
-    def subgroup(self, ranks: Sequence[int]) -> _Messages:
-        """Return who carries the messages of these ranks of this group."""
-        chosen = tuple(self._ranks[r] for r in ranks)
-        mine = chosen.index(self._ranks[self.rank])
-        return _Messages(self._shared, chosen, mine, self._made)
-
-    def close(self) -> None:
-        """Drop the mail that nobody took when all ranks are through."""
-        self._shared.close_office(self._ranks, self._number)
-
-    def missing(self, op: Operation) -> list[int] | None:
-        """Return the rank that was to send, if it is only one."""
-        return None if op.root is None else [op.root]
-
-    def start(self, op: Operation) -> None:
-        """Take a place in the line, or deliver."""
-        if op.verb == "recv":
-            with self._shared.cond:
-                self._office.matching[self.rank].post(op)
-        if op.verb != "send":
-            return
-        assert op.root is not None
-        assert op.tag is not None
-        assert op.send is not None
-        arrived = Arrived(self.rank, op.tag, op.kind, op.send.copy())
-        with self._shared.cond:
-            self._office.boxes[op.root].append(arrived)
-            self._shared.changed()
-
-    def test(self, op: Operation) -> bool:
-        """Look into my box."""
-        if op.verb == "send" or op.result is not None:
-            return True
-        box, matching = self._office.boxes[self.rank], self._office.matching[self.rank]
-        with self._shared.cond:
-            if op.verb == "probe":
-                place = matching.find(op, box)
-                op.result = None if place is None else box[place]
-                return True
-            place = matching.take(op, box)
-            if place is None:
-                self._check_senders(op)
-                return False
-            found = box.pop(place)
-        assert op.accept is not None
-        op.accept(found.kind)[...] = found.data
-        op.result = found
-        return True
-
-    def _check_senders(self, op: Operation) -> None:
-        """Raise if nobody is left who could send what `op` waits for, or if the run has failed."""
-        possible = counterparts(op, self.rank, self.size)
-        gone = [r for r in possible if self._ranks[r] in self._shared.left]
-        if self._shared.failure is not None or (gone and len(gone) == len(possible)):
-            raise self._shared.loss(gone[0] if gone else self.rank)
-
-    def wait(self, op: Operation) -> bool:
-        """Sleep until something changes; look at signals in between."""
-        shared = self._shared
-        while True:
-            seen = shared.version
-            if self.test(op):
-                return True
-            if op.deadline is not None and time.monotonic() > op.deadline:
-                return False
-            with shared.cond:
-                if shared.version == seen:
-                    shared.cond.wait(_LOOK)
 
 
 def start_ranks(size: int, body: Callable[[Seat], Any]) -> list[tuple[Any, BaseException | None]]:

@@ -31,6 +31,7 @@ __all__ = [
     "fit_length",
     "free_memory",
     "is_foreign",
+    "least_length",
     "longest_file",
     "map_private",
     "mappable_bytes",
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 MAGIC = b"hpcparW1"
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 #: Bytes of a window that every rank needs; the owner reserves them before anybody else maps it.
 HEADER_BYTES = node_sizes()["head"]
 DEFAULT_LENGTH = 1 << 36
@@ -338,6 +339,12 @@ def longest_file() -> int:
     """Return how long this process may make a file. Local."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     return _MOST_ADDRESSES if limit == resource.RLIM_INFINITY else limit
+
+
+def least_length(size: int) -> int:
+    """Return the bytes that the windows of `size` ranks must have at least. Local."""
+    sizes = node_sizes()
+    return sizes["length"] + size * sizes["ring"] + sizes["transfer"]
 
 
 def fit_length(length: int, file: int, room: int, num_windows: int) -> int:

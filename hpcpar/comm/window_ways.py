@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from .._core import node_sizes
 from ..errors import BackendUnavailable
-from .window import Identity, Window, create_memory, is_foreign
+from .window import Identity, Window, create_memory, is_foreign, least_length
 
 __all__ = ["FileWay", "Place", "SocketWay", "Step", "Way"]
 
@@ -118,9 +118,10 @@ class Way(ABC):
         """Make an empty file my window."""
         index, length, least = self.place.index, self.place.length, node_sizes()
         try:
-            if length < least["length"]:
+            needed = least_length(len(self.place.members))
+            if length < needed:
                 raise BackendUnavailable(
-                    f"a window can be {length} bytes long and must be {least['length']}. Raise the "
+                    f"a window can be {length} bytes long and must be {needed}. Raise the "
                     "limits on address space and file size (ulimit -v, ulimit -f)"
                 )
             if len(self.place.members) > least["ranks"]:

@@ -207,10 +207,9 @@ def _on_mpi(settings: Settings, comm: Any) -> _World:
 
 def _on_node(place: NodePlace, rest: Backend, settings: Settings) -> Backend:
     from .node import NodeBackend
-    from .node_messages import WatchedMessages
 
-    mail = WatchedMessages(rest, range(rest.size), place.is_dead)
-    return NodeBackend(place, range(rest.size), rest.rank, lambda: mail, settings.timeout)
+    ranks = range(rest.size)
+    return NodeBackend(place, ranks, rest.rank, settings.timeout, world=rest, own=rest)
 
 
 def _find_node(bootstrap: Bootstrap, settings: Settings) -> NodePlace | None:

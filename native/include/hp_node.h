@@ -3,7 +3,7 @@
  *
  * Each rank has a window that all ranks of the node have mapped, wherever: the sources hold
  * offsets and indices, never pointers, in it. Only the owner writes to its window, but for the
- * bell and for symmetric arrays. Nothing here is process-wide, so ranks may be processes or
+ * bell, for what readers of messages count, and for symmetric arrays. Nothing here is process-wide, so ranks may be processes or
  * threads.
  */
 #ifndef HP_NODE_H
@@ -12,7 +12,7 @@
 #include "hpcpar.h"
 
 #define HP_WINDOW_MAGIC "hpcparW1"
-#define HP_WINDOW_VERSION 3
+#define HP_WINDOW_VERSION 4
 #define HP_MAX_LOCAL 256 /* ranks on a node */
 #define HP_MAX_TEAMS 4096
 #define HP_LANES 2 /* blocking calls, and the communication thread's */
@@ -58,7 +58,9 @@ struct hp_window {
     uint8_t pad_state[56];
     struct hp_wait wait;
     uint8_t pad_wait[32];
-    uint8_t pad_page[4096 - (3 + 2 * HP_LANES) * HP_CACHE_LINE];
+    _Atomic uint64_t rings[HP_MAX_LOCAL / 64]; /* bits of places to which I have sent messages */
+    uint8_t pad_rings[32];
+    uint8_t pad_page[4096 - (4 + 2 * HP_LANES) * HP_CACHE_LINE];
     _Atomic uint64_t keys[HP_MAX_TEAMS]; /* 0: the area of this index is free */
 };
 
@@ -123,7 +125,10 @@ struct hp_node {
     struct hp_window *windows[HP_MAX_LOCAL];
     const struct hp_kernels *kernels;
     uint64_t length; /* bytes of every window */
-    uint64_t heap;   /* where in it symmetric arrays begin */
+    uint64_t rings;  /* where in it those of messages begin */
+    uint64_t transfers; /* where long messages have their places */
+    int num_transfers;
+    uint64_t heap; /* where symmetric arrays begin */
     int fd;          /* my window's, to reserve memory in; -1: it is memory already */
     unsigned spins;  /* looks before a wait sleeps; 0 on all ranks or on none */
     unsigned chunk;  /* bytes of a chunk, at most HP_SLOT_BYTES; equal on all ranks */

@@ -243,12 +243,13 @@ struct hp_ring {
     uint64_t magic;
     uint64_t capacity; /* bytes of data, a power of two */
     uint8_t pad_head[HP_CACHE_LINE - 16];
-    _Atomic uint64_t written; /* by the writer only */
-    uint64_t seen_read;       /* the writer's last look at `read` */
-    uint64_t is_reserved;     /* a reservation is open */
-    uint64_t reserved;        /* its bytes */
-    uint64_t frame;           /* where its header goes */
-    uint8_t pad_writer[HP_CACHE_LINE - 40];
+    _Atomic uint64_t written; /* by the writer only; the reader looks at it again and again */
+    uint8_t pad_written[HP_CACHE_LINE - 8];
+    uint64_t seen_read;   /* the writer's last look at `read` */
+    uint64_t is_reserved; /* a reservation is open */
+    uint64_t reserved;    /* its bytes */
+    uint64_t frame;       /* where its header goes */
+    uint8_t pad_writer[HP_CACHE_LINE - 32];
     _Atomic uint64_t read; /* by the reader only */
     uint64_t seen_written; /* the reader's last look at `written` */
     uint8_t pad_reader[HP_CACHE_LINE - 16];
@@ -256,8 +257,8 @@ struct hp_ring {
 };
 
 _Static_assert(offsetof(struct hp_ring, written) == HP_CACHE_LINE, "the writer owns a line");
-_Static_assert(offsetof(struct hp_ring, read) == 2 * HP_CACHE_LINE, "the reader owns a line");
-_Static_assert(sizeof(struct hp_ring) == 3 * HP_CACHE_LINE, "data starts on a line");
+_Static_assert(offsetof(struct hp_ring, read) == 3 * HP_CACHE_LINE, "the reader owns a line");
+_Static_assert(sizeof(struct hp_ring) == 4 * HP_CACHE_LINE, "data starts on a line");
 
 #define HP_RING_FRAME 8 /* bytes in front of each message, and the grain of messages */
 

@@ -1,10 +1,10 @@
 /* HotCall: the hot path of blocking verbs on plain arrays, in one call from Python. */
 #include <string.h>
-#include <unistd.h>
 
 #include "hp_python.h"
 
-#define SLOTS 64 /* a power of two; a call that lands on a taken slot replaces the older one */
+#define SLOTS 64 /* a power of two */
+#define WAYS 4   /* slots that one call may have; it replaces another when they are taken */
 #define MAX_DIMS 8
 #define MAX_ARGS 6
 
@@ -43,9 +43,11 @@ typedef struct {
     uint32_t slot; /* of the record */
     pid_t owner;   /* a forked child must not go on with the parent's MPI */
     bool busy, noisy;
+    unsigned replaced; /* plans so far */
     struct plan plans[SLOTS];
 } HotCall;
 
+/* The first of its slots. */
 static unsigned place_of(PyArrayObject *array, Py_hash_t key)
 {
     uint64_t mixed = (uint64_t)key + (uint64_t)PyArray_TYPE(array);
@@ -122,7 +124,7 @@ static PyObject *hotcall_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     self->recorder = Py_NewRef(recorder);
     self->slot = slot;
-    self->owner = getpid();
+    self->owner = hp_py_process;
     return (PyObject *)self;
 }
 
@@ -231,11 +233,31 @@ static int is_alike(const struct plan *a, const struct plan *b)
     return PyObject_RichCompareBool(a->key, b->key, Py_EQ);
 }
 
+static struct plan *slot(HotCall *self, unsigned place, unsigned way)
+{
+    return &self->plans[(place + way) & (SLOTS - 1)];
+}
+
+/* Where a plan goes: to one for the same calls, to a free slot, to one of the others by turns. */
+static struct plan *choose(HotCall *self, const struct plan *made, unsigned place, int *alike)
+{
+    struct plan *chosen = NULL;
+    for (unsigned way = 0; way < WAYS; way++) {
+        struct plan *const plan = slot(self, place, way);
+        *alike = is_alike(plan, made);
+        if (*alike)
+            return plan;
+        if (!chosen && !plan->key)
+            chosen = plan;
+    }
+    return chosen ? chosen : slot(self, place, self->replaced++ % WAYS);
+}
+
 /* Take over a way that an older plan for these calls has, and this one not. */
 static bool keep(HotCall *self, struct plan *made, PyArrayObject *array, Py_hash_t hash)
 {
-    struct plan *const place = &self->plans[place_of(array, hash)];
-    const int alike = is_alike(place, made);
+    int alike;
+    struct plan *const place = choose(self, made, place_of(array, hash), &alike);
     if (alike < 0)
         return false;
     if (alike && !made->apart.call)
@@ -251,16 +273,18 @@ static bool keep(HotCall *self, struct plan *made, PyArrayObject *array, Py_hash
     return true;
 }
 
-/* add(key, x, out, (apart, in_place, after), (verb, dtype, sent, received, messages)) */
+/* add(key, x, out, (apart, in_place, after), (verb, dtype, sent, received, messages, peer)) */
 static PyObject *add(PyObject *object, PyObject *args)
 {
     HotCall *const self = (HotCall *)object;
-    struct plan made = {.operation = {.slot = self->slot, .peer = -1}};
+    struct plan made = {.operation = {.slot = self->slot}};
     PyObject *first, *second, *apart, *in_place;
     unsigned int verb, dtype;
     unsigned long long sent, received, messages;
-    if (!PyArg_ParseTuple(args, "OOO(OOO)(IIKKK):add", &made.key, &first, &second, &apart,
-                          &in_place, &made.after, &verb, &dtype, &sent, &received, &messages))
+    int peer;
+    if (!PyArg_ParseTuple(args, "OOO(OOO)(IIKKKi):add", &made.key, &first, &second, &apart,
+                          &in_place, &made.after, &verb, &dtype, &sent, &received, &messages,
+                          &peer))
         return NULL;
     PyArrayObject *x, *out;
     if (!may_plan(first, &x) || !may_plan(second, &out) || (!x && !out) || verb >= HP_MAX_VERBS)
@@ -274,6 +298,7 @@ static PyObject *add(PyObject *object, PyObject *args)
     made.out = shape_of(out);
     made.operation.verb = (uint16_t)verb;
     made.operation.dtype = (uint16_t)dtype;
+    made.operation.peer = peer;
     made.operation.count = PyArray_SIZE(array);
     made.operation.itemsize = (uint32_t)PyArray_ITEMSIZE(array);
     made.traffic = (struct hp_total){.sent = sent, .received = received, .messages = messages};
@@ -362,7 +387,7 @@ static PyObject *run(PyObject *object, PyObject *const *args, Py_ssize_t given)
     if (given != 3)
         return PyErr_Format(PyExc_TypeError, "run: takes 3 arguments, got %zd", given);
     const long pair = pair_of(args[0], args[2]);
-    if (pair == 0 || self->busy || self->noisy || self->owner != getpid())
+    if (pair == 0 || self->busy || self->noisy || self->owner != hp_py_process)
         return Py_NewRef(Py_False);
     const Py_hash_t hash = PyObject_Hash(args[1]);
     if (hash == -1) { /* a list, say: the long way refuses it or not */
@@ -370,8 +395,13 @@ static PyObject *run(PyObject *object, PyObject *const *args, Py_ssize_t given)
         return Py_NewRef(Py_False);
     }
     PyArrayObject *const array = (PyArrayObject *)args[args[0] == Py_None ? 2 : 0];
-    const struct plan *const plan = &self->plans[place_of(array, hash)];
-    const int fine = fits(plan, args, array);
+    const unsigned place = place_of(array, hash);
+    const struct plan *plan = NULL;
+    int fine = 0;
+    for (unsigned way = 0; !fine && way < WAYS; way++) {
+        plan = slot(self, place, way);
+        fine = fits(plan, args, array);
+    }
     if (fine < 0)
         return NULL;
     if (!fine || !(pair == 2 ? plan->in_place : plan->apart).call)

@@ -13,6 +13,8 @@
 #endif
 #include <numpy/arrayobject.h>
 
+#include <sys/types.h>
+
 #include "hpcpar.h"
 
 /* Work above this many bytes runs without the GIL. */
@@ -28,6 +30,9 @@
 
 /* The kernels of the level that was chosen when the module was loaded. */
 extern const struct hp_kernels *hp_py_kernels;
+
+/* module.c: my process, without the system call; another one in a forked child. */
+extern pid_t hp_py_process;
 
 /* arrays.c */
 
@@ -64,6 +69,8 @@ extern PyType_Spec hp_py_hotcall_spec;
 extern PyType_Spec hp_py_node_spec;
 extern PyType_Spec hp_py_node_call_spec;
 extern PyType_Spec hp_py_team_spec;
+extern PyType_Spec hp_py_box_spec;
+extern PyType_Spec hp_py_message_spec;
 extern PyType_Spec hp_py_pack_spec;
 extern PyType_Spec hp_py_record_reader_spec;
 extern PyType_Spec hp_py_recorder_spec;

@@ -1,6 +1,9 @@
 /* The module hpcpar._core. */
 #define HP_IMPORTS_NUMPY
-#include "hp_node.h"
+#include <pthread.h>
+#include <unistd.h>
+
+#include "hp_mail.h"
 #include "hp_python.h"
 
 #define PAGE 4096
@@ -30,12 +33,14 @@ static PyObject *node_sizes(PyObject *module, PyObject *unused)
     const unsigned long long head = (HP_RECORD_OFFSET + RECORD_BYTES(0) + PAGE - 1) / PAGE * PAGE;
     const unsigned long long control =
         HP_LANES * offsetof(struct hp_lane, slots) + RECORD_BYTES(1) - RECORD_BYTES(0);
-    return Py_BuildValue("{sisisisKsKsKsKsKsK}", "ranks", HP_MAX_LOCAL, "groups", HP_MAX_TEAMS,
+    return Py_BuildValue("{sisisisKsKsKsKsKsKsKsK}", "ranks", HP_MAX_LOCAL, "groups", HP_MAX_TEAMS,
                          "lanes", HP_LANES, "head", head, "control", control, "slots",
                          (unsigned long long)HP_SLOTS * HP_SLOT_BYTES, "length",
                          (unsigned long long)HP_WINDOW_MIN, "record",
                          (unsigned long long)HP_RECORD_OFFSET, "areas",
-                         (unsigned long long)HP_AREAS_OFFSET);
+                         (unsigned long long)HP_AREAS_OFFSET, "ring",
+                         (unsigned long long)HP_MAIL_RING, "transfer",
+                         (unsigned long long)sizeof(struct hp_transfer));
 }
 
 static PyMethodDef methods[] = {
@@ -54,7 +59,7 @@ static int add_types(PyObject *module)
     PyType_Spec *const specs[] = {&hp_py_foreign_spec,  &hp_py_hotcall_spec, &hp_py_node_spec,
                                  &hp_py_node_call_spec, &hp_py_team_spec,    &hp_py_pack_spec,
                                  &hp_py_recorder_spec,  &hp_py_record_reader_spec,
-                                 &hp_py_ring_spec};
+                                 &hp_py_ring_spec,       &hp_py_box_spec,           &hp_py_message_spec};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
         PyObject *const type = PyType_FromModuleAndSpec(module, specs[i], NULL);
         const int rc = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
@@ -65,12 +70,22 @@ static int add_types(PyObject *module)
     return 0;
 }
 
+pid_t hp_py_process;
+
+static void note_process(void)
+{
+    hp_py_process = getpid();
+}
+
 /* Runs once per import: the SIMD level is chosen here and never again. */
 static int execute(PyObject *module)
 {
     if (PyArray_ImportNumPyAPI() < 0)
         return -1;
     hp_py_kernels = hp_kernels_of(hp_best_level());
+    note_process();
+    if (pthread_atfork(NULL, NULL, note_process) != 0)
+        return (PyErr_NoMemory(), -1);
     if (PyModule_AddFunctions(module, hp_py_layout_methods) < 0 ||
         PyModule_AddFunctions(module, hp_py_reduce_methods) < 0 ||
         PyModule_AddFunctions(module, hp_py_philox_methods) < 0 ||

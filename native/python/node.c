@@ -63,6 +63,7 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_DECREF((PyObject *)self);
         return NULL;
     }
+    hp_mail_init(&self->mail, &self->core);
     self->core.kernels = hp_py_kernels;
     self->core.fd = fd;
     self->core.spins = spins;
@@ -75,6 +76,8 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static void node_dealloc(PyObject *self)
 {
     PyTypeObject *const type = Py_TYPE(self);
+    if (((Node *)self)->mail.node)
+        hp_mail_end(&((Node *)self)->mail);
     Py_XDECREF(((Node *)self)->windows);
     PyObject_Free(self);
     Py_DECREF(type);

@@ -1,13 +1,14 @@
-/* node.h - Node and Team as NodeCall sees them. */
+/* node.h - Node and Team as NodeCall sees them, and the messages of a node. */
 #ifndef HP_PY_NODE_H
 #define HP_PY_NODE_H
 
-#include "hp_node.h"
+#include "hp_mail.h"
 #include "hp_python.h"
 
 typedef struct {
     PyObject_HEAD
     struct hp_node core;
+    struct hp_mail mail;
     PyObject *windows; /* tuple of arrays that keep the windows mapped */
     int ties[HP_MAX_LOCAL];    /* sockets that hang up, or files that a rank holds locked; or -1 */
     bool are_locks;

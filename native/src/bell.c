@@ -52,6 +52,12 @@ void hp_bell_leave(struct hp_bell *bell)
     hp_add32_ordered(&bell->sleepers, (uint32_t)-1);
 }
 
+void hp_node_ring(const struct hp_node *node, int place)
+{
+    for (int lane = 0; lane < HP_LANES; lane++)
+        hp_bell_ring(&node->windows[place]->bells[lane]);
+}
+
 static struct hp_bell *bell_of(const struct hp_team *team, int rank)
 {
     return &team->node->windows[team->members[rank]]->bells[team->lane];
@@ -64,7 +70,7 @@ void hp_team_ring(const struct hp_team *team)
             hp_bell_ring(bell_of(team, r));
 }
 
-static inline void relax(void)
+void hp_relax(void)
 {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -91,7 +97,7 @@ static int spin(struct hp_call *call)
         return give_way(call);
     int rc = hp_call_advance(call);
     for (unsigned i = 0; rc == HP_PENDING && i < call->team->node->spins; i++) {
-        relax();
+        hp_relax();
         rc = hp_call_advance(call);
     }
     return rc;

@@ -13,9 +13,7 @@
 #include "engine.h"
 #include "hp_atomic.h"
 
-#define LINE_STEP 4 /* ns */
-#define OWN_LINE 20 /* ns; what a line takes that another rank of this core wrote */
-#define SAMPLED 2   /* of how many chunks one is timed */
+#define SAMPLED 2 /* of how many chunks one is timed */
 
 enum { READY = 1, INLINE = 2, DIRECT = 4 }; /* flags of a post */
 
@@ -136,18 +134,6 @@ static int agree(struct hp_call *call)
     return hp_move_take_inline(call);
 }
 
-/*
- * How long another rank's line takes to come: about the median of all samples, for an interrupt may
- * fall into one and what a sleeping core last wrote may lie in memory. Where ranks share a core it
- * need not come at all.
- */
-static void note_line(struct hp_team *team, uint64_t took)
-{
-    const int ns = (int)took - (int)team->node->clock_ns;
-    if (ns >= OWN_LINE)
-        team->line_ns += ns > team->line_ns ? LINE_STEP : -LINE_STEP;
-}
-
 /* Load a counter; one in a few that have reached `value` tells how far its rank is. */
 static uint64_t load(const struct hp_call *call, int rank, int which, uint64_t value)
 {
@@ -159,7 +145,7 @@ static uint64_t load(const struct hp_call *call, int rank, int which, uint64_t v
     const uint64_t reached = hp_load_ordered(its);
     const uint64_t took = hp_now() - began;
     if (reached >= value)
-        note_line(team, took);
+        team->line_ns = hp_line_after(team->node, team->line_ns, took);
     return reached;
 }
 

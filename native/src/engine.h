@@ -6,6 +6,18 @@
 
 /* Reserve the memory of my slots; -ENOMEM. */
 int hp_team_reserve(struct hp_team *team);
+/* Get memory for a part of my window, so that a full machine is an error and no SIGBUS. */
+int hp_node_reserve(const struct hp_node *node, const void *begin, uint64_t nbytes);
+
+/* Wake all threads of a rank that sleep. */
+void hp_node_ring(const struct hp_node *node, int place);
+/* Give a core time to others for a moment. */
+void hp_relax(void);
+
+/* About what a line of another rank's cache takes, after one took `took` nanoseconds to come. */
+int hp_line_after(const struct hp_node *node, int line_ns, uint64_t took);
+/* Whether ranks read what others wrote sooner from memory than from their caches. */
+bool hp_line_is_far(int line_ns);
 
 /* moves.c: what each verb does. */
 

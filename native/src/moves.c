@@ -12,7 +12,6 @@
 #define STREAM_BYTES (2u << 20) /* results that leave the caches anyhow are written past them */
 #define BLOCK 8192
 #define COPY_PART 4 /* of a chunk */
-#define FAR_NS 100 /* about what memory takes: a line that comes more slowly better waits there */
 
 static bool is_cut(const struct hp_call *call)
 {
@@ -91,7 +90,7 @@ bool hp_move_fits(const struct hp_call *call)
 /* Whether ranks read what others wrote sooner from memory than from their caches. */
 static bool is_far(const struct hp_call *call)
 {
-    return call->team->line_ns > FAR_NS && !call->inline_data;
+    return hp_line_is_far(call->team->line_ns) && !call->inline_data;
 }
 
 static void copy(void *to, const void *from, uint64_t nbytes, bool past)

@@ -1,7 +1,8 @@
 /*
  * A ring of messages between one writer and one reader. A frame is a length word and the
  * message, rounded up to the grain; a message never wraps: what does not fit before the end
- * starts at the beginning, behind a skip frame.
+ * starts at the beginning, behind a skip frame. Counters are seq_cst: who stores one looks at
+ * sleepers next, who sleeps has looked at it last (bell.c).
  */
 #include <errno.h>
 #include <string.h>
@@ -86,8 +87,7 @@ int hp_ring_reserve(struct hp_ring *ring, size_t nbytes, void **where)
     const uint64_t skip = to_end < frame_bytes(nbytes) ? to_end : 0;
     const uint64_t need = skip + frame_bytes(nbytes);
     if (ring->capacity - (written - ring->seen_read) < need) {
-        /* pairs with the releases in hp_ring_peek and hp_ring_release */
-        ring->seen_read = hp_load_acquire(&ring->read);
+        ring->seen_read = hp_load_ordered(&ring->read); /* pairs with hp_ring_peek and _release */
         if (ring->capacity - (written - ring->seen_read) < need)
             return -EAGAIN;
     }
@@ -106,7 +106,7 @@ int hp_ring_commit(struct hp_ring *ring, size_t nbytes)
         return -EINVAL;
     put_header(ring, ring->frame, nbytes); /* a skip frame before it is there already */
     ring->is_reserved = 0;
-    hp_store_release(&ring->written, ring->frame + frame_bytes(nbytes));
+    hp_store_ordered(&ring->written, ring->frame + frame_bytes(nbytes));
     return 0;
 }
 
@@ -114,15 +114,14 @@ int hp_ring_peek(struct hp_ring *ring, const void **where, size_t *nbytes)
 {
     uint64_t read = hp_load_relaxed(&ring->read);
     if (read == ring->seen_written) {
-        /* pairs with the release in hp_ring_commit */
-        ring->seen_written = hp_load_acquire(&ring->written);
+        ring->seen_written = hp_load_ordered(&ring->written); /* pairs with hp_ring_commit */
         if (read == ring->seen_written)
             return -EAGAIN;
     }
     uint64_t header = get_header(ring, read);
     if (header & SKIP) { /* was published together with the message behind it */
         read += header & ~SKIP;
-        hp_store_release(&ring->read, read);
+        hp_store_ordered(&ring->read, read);
         header = get_header(ring, read);
     }
     *where = at(ring, read) + HP_RING_FRAME;
@@ -136,6 +135,6 @@ int hp_ring_release(struct hp_ring *ring)
     size_t nbytes;
     const int rc = hp_ring_peek(ring, &where, &nbytes);
     if (rc == 0)
-        hp_store_release(&ring->read, hp_load_relaxed(&ring->read) + frame_bytes(nbytes));
+        hp_store_ordered(&ring->read, hp_load_relaxed(&ring->read) + frame_bytes(nbytes));
     return rc;
 }

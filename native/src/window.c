@@ -3,8 +3,9 @@
 #include <fcntl.h>
 #include <string.h>
 
+#include "engine.h"
 #include "hp_atomic.h"
-#include "hp_node.h"
+#include "hp_mail.h"
 
 #define RESERVE_STEP (64 << 20) /* a signal takes back what one call has got so far */
 
@@ -29,12 +30,22 @@ static uint64_t time_clock(void)
     return best;
 }
 
-/* Groups may take half of a short window; of a long one, what as many as there may be need. */
-static uint64_t heap_begin(uint64_t length)
+/*
+ * Groups may take half of a short window; of a long one, what as many as there may be need. Long
+ * messages get a part of the rest, symmetric arrays what is left.
+ */
+static int lay_out(struct hp_node *node)
 {
-    const uint64_t half = (length - HP_AREAS_OFFSET) / 2 / sizeof(struct hp_area);
+    const uint64_t half = (node->length - HP_AREAS_OFFSET) / 2 / sizeof(struct hp_area);
     const uint64_t areas = half < 1 ? 1 : half > HP_MAX_TEAMS ? HP_MAX_TEAMS : half;
-    return HP_AREAS_OFFSET + areas * sizeof(struct hp_area);
+    node->rings = HP_AREAS_OFFSET + areas * sizeof(struct hp_area);
+    node->transfers = node->rings + (uint64_t)node->size * HP_MAIL_RING;
+    if (node->transfers + sizeof(struct hp_transfer) > node->length)
+        return -EINVAL;
+    const uint64_t part = (node->length - node->transfers) / 4 / sizeof(struct hp_transfer);
+    node->num_transfers = part < 1 ? 1 : part > HP_TRANSFERS ? HP_TRANSFERS : (int)part;
+    node->heap = node->transfers + (uint64_t)node->num_transfers * sizeof(struct hp_transfer);
+    return 0;
 }
 
 int hp_node_init(struct hp_node *node, void *const *windows, int size, int index, uint64_t length)
@@ -54,8 +65,7 @@ int hp_node_init(struct hp_node *node, void *const *windows, int size, int index
     node->fd = -1;
     node->chunk = HP_SLOT_BYTES;
     node->clock_ns = time_clock();
-    node->heap = heap_begin(length);
-    return 0;
+    return lay_out(node);
 }
 
 static bool lies_in(const struct hp_node *node, int window, const void *begin, uint64_t nbytes,
@@ -81,8 +91,7 @@ struct hp_place hp_node_place(const struct hp_node *node, const void *begin, uin
 static void ring_all(const struct hp_node *node)
 {
     for (int i = 0; i < node->size; i++)
-        for (int l = 0; l < HP_LANES; l++)
-            hp_bell_ring(&node->windows[i]->bells[l]);
+        hp_node_ring(node, i);
 }
 
 void hp_node_leave(struct hp_node *node, enum hp_state how)
@@ -109,8 +118,7 @@ static struct hp_area *area_of(struct hp_window *window, int index)
     return (struct hp_area *)areas + index;
 }
 
-/* Get memory for a part of my window, so that a full machine is an error and no SIGBUS. */
-static int reserve(const struct hp_node *node, const void *begin, uint64_t nbytes)
+int hp_node_reserve(const struct hp_node *node, const void *begin, uint64_t nbytes)
 {
     const char *const base = (const char *)node->windows[node->index];
     off_t at = (off_t)((const char *)begin - base);
@@ -140,7 +148,7 @@ static void clear(struct hp_lane *lane)
 int hp_node_claim(struct hp_node *node, uint64_t key)
 {
     struct hp_window *const mine = node->windows[node->index];
-    const uint64_t room = (node->heap - HP_AREAS_OFFSET) / sizeof(struct hp_area);
+    const uint64_t room = (node->rings - HP_AREAS_OFFSET) / sizeof(struct hp_area);
     int i = 0;
     while (i < HP_MAX_TEAMS && hp_load_relaxed(&mine->keys[i]) != 0)
         i++;
@@ -149,7 +157,7 @@ int hp_node_claim(struct hp_node *node, uint64_t key)
     struct hp_area *const area = area_of(mine, i);
     for (int l = 0; l < HP_LANES; l++) {
         struct hp_lane *const lane = &area->lanes[l];
-        if (reserve(node, lane, offsetof(struct hp_lane, slots)) < 0)
+        if (hp_node_reserve(node, lane, offsetof(struct hp_lane, slots)) < 0)
             return -ENOMEM;
         clear(lane);
     }
@@ -229,7 +237,7 @@ void hp_team_init(struct hp_team *team, struct hp_node *node, const int *members
 int hp_team_reserve(struct hp_team *team)
 {
     const struct hp_lane *const mine = team->lanes[team->rank];
-    if (!team->has_slots && reserve(team->node, mine->slots, sizeof mine->slots) < 0)
+    if (!team->has_slots && hp_node_reserve(team->node, mine->slots, sizeof mine->slots) < 0)
         return -ENOMEM;
     team->has_slots = true;
     return 0;

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "hp_node.h"
+#include "hp_mail.h"
 
 enum { MAX_RANKS = 8, MAX_AREAS = 3, HEAP = 64 << 20 };
 
@@ -39,6 +39,7 @@ struct rank {
     int index, area;
     uint64_t random;
     struct hp_node node;
+    struct hp_mail mail;
     struct hp_team teams[HP_LANES];
     pthread_t thread;
 };
@@ -112,7 +113,9 @@ static inline void *start_rank(void *arg)
     CHECK(rank->area == 0);
     for (int lane = 0; lane < HP_LANES; lane++)
         join(rank, GROUP_KEY, &rank->teams[lane], lane);
+    hp_mail_init(&rank->mail, &rank->node);
     world->body(rank);
+    hp_mail_end(&rank->mail);
     return NULL;
 }
 

@@ -411,9 +411,23 @@ static void lack_memory(struct rank *rank)
 
 /* ---- windows that are none ----------------------------------------------------------------- */
 
+/* One page too short for the messages of so many ranks. */
+static void test_too_short(void)
+{
+    const uint64_t messages = 2 * HP_MAIL_RING + sizeof(struct hp_transfer);
+    struct world world = {.size = 2, .length = HP_WINDOW_MIN + messages - 4096};
+    struct hp_node node;
+    map_window(&world, 0);
+    map_window(&world, 1);
+    CHECK(hp_node_init(&node, world.windows, 2, 0, world.length) == -EINVAL);
+    unmap_window(&world, 0);
+    unmap_window(&world, 1);
+}
+
 static void test_refused(void)
 {
-    struct world world = {.size = 2, .length = HP_WINDOW_MIN};
+    const uint64_t messages = 2 * HP_MAIL_RING + sizeof(struct hp_transfer);
+    struct world world = {.size = 2, .length = HP_WINDOW_MIN + messages};
     struct hp_node node;
     map_window(&world, 0);
     map_window(&world, 1);
@@ -443,6 +457,7 @@ static void test_refused(void)
 
 int main(void)
 {
+    test_too_short();
     test_refused();
     for (int size = 2; size <= 4; size++) {
         run_ranks(size, CHUNK, 0, disagree);

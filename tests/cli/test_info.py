@@ -81,14 +81,14 @@ def test_a_full_machine_is_said(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "problem"),
+    ("name", "limit", "problem"),
     [
-        ({"ranks": 0}, "1 ranks on one node; the engine takes 0"),
-        ({"length": 2**62}, f"must be {2**62}: raise the limits"),
+        ("node_sizes", {**node_sizes(), "ranks": 0}, "1 ranks on one node; the engine takes 0"),
+        ("least_length", 2**62, f"must be {2**62}: raise the limits"),
     ],
 )
-def test_limits_of_the_engine_are_said(sizes, problem, monkeypatch):
-    monkeypatch.setattr(info, "node_sizes", lambda: {**node_sizes(), **sizes})
+def test_limits_of_the_engine_are_said(name, limit, problem, monkeypatch):
+    monkeypatch.setattr(info, name, lambda *ranks: limit)
     told = info.node_facts(SelfBootstrap(), {})
     assert told["usable"] is False
     assert problem in told["problem"]

@@ -8,6 +8,7 @@ import pytest
 import hpcpar as hp
 from hpcpar.comm.backend import Arrived, Operation
 from hpcpar.comm.matching import Matching
+from hpcpar.comm.record import VERBS, Entry
 from hpcpar.errors import ArgumentError, CollectiveTimeout, UnsupportedError
 
 
@@ -146,6 +147,127 @@ def test_a_wrong_out_loses_the_message_and_nothing_else(ranks, count):
         for work in works:
             work.wait()
         assert group.probe() is None
+
+    ranks(body)
+
+
+@pytest.mark.parametrize("count", [1, 3000, 200_000])
+@pytest.mark.sizes(2, 3)
+def test_calls_like_earlier_ones_move_their_own_arrays(ranks, count):
+    """The second call of a kind may take a shorter way."""
+
+    def body(group):
+        right, left = neighbours(group)
+        out, x = np.zeros(count), np.zeros(count)
+        for i in range(5):
+            x[:] = 100 * i + group.rank
+            if group.rank == 0:
+                group.send(x, right)
+                assert group.recv(left, tag=0, out=out) is out
+            else:
+                assert group.recv(left, tag=0, out=out) is out
+                group.send(x, right)
+            assert (out == 100 * i + left).all()
+        last = {VERBS[e.verb]: e for e in (Entry(*r) for r in group.recorder.last(2))}
+        assert (last["send"].peer, last["recv"].peer) == (right, left)
+        assert (last["send"].sent, last["send"].received) == (8 * count, 0)
+        assert (last["recv"].sent, last["recv"].received) == (0, 8 * count)
+
+    ranks(body)
+
+
+@pytest.mark.parametrize("count", [3, 3000, 200_000])
+@pytest.mark.sizes(2, 3)
+def test_a_known_receive_gets_something_else(ranks, count):
+    """What does not fit is refused as ever, and the next message comes."""
+
+    def body(group):
+        right, left = neighbours(group)
+        out = np.zeros(count)
+        for other in (np.ones(count + 1), np.ones(count, int), np.ones((1, count))):
+            works = [group.send(np.full(count, 7.0), right, async_op=True) for _ in range(3)]
+            for _ in works:
+                group.recv(left, tag=0, out=out)
+            works += [group.send(x, right, async_op=True) for x in (other, np.full(count, 8.0))]
+            with pytest.raises(ArgumentError, match=rf"recv from rank {left}: out has "):
+                group.recv(left, tag=0, out=out)
+            assert (out == 7).all()
+            assert (group.recv(left, tag=0, out=out) == 8).all()
+            for work in works:
+                work.wait()
+        assert group.state == "ok"
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_a_long_message_that_nobody_takes_in_time_is_withdrawn(ranks):
+    """Through MPI it cannot be called back: it goes to the next receive."""
+
+    def body(group):
+        right, left = neighbours(group)
+        x = np.arange(2_000_000.0) + group.rank
+        with pytest.raises(CollectiveTimeout, match=rf"send: .*missing: \[{right}\].*\[rank "):
+            group.send(x, right, timeout=0.05)
+        work = group.send(x, right, timeout=0.05, async_op=True)
+        with pytest.raises(CollectiveTimeout):
+            work.wait()
+        group.barrier()
+        for _ in range(2 if group.backend == "mpi" else 0):
+            assert group.recv(left)[1] == 1 + left
+        work = group.send(group.rank, right, async_op=True)
+        assert group.recv(left) == left
+        work.wait()
+        assert group.state == "ok"
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2)
+def test_everybody_sends_first(ranks):
+    """Long messages wait for their receivers, and go on while this rank waits for others."""
+
+    def body(group):
+        peer = 1 - group.rank
+        x = np.arange(600_000.0) + group.rank
+        works = [group.send(x + i, peer, tag=i, async_op=True) for i in range(3)]
+        for i in (2, 0, 1):
+            assert (group.recv(peer, tag=i) == np.arange(600_000.0) + peer + i).all()
+        for work in works:
+            work.wait()
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_symmetric_arrays_are_sent_from_where_they_lie(ranks):
+    def body(group):
+        right, left = neighbours(group)
+        x = hp.symmetric.empty(300_000, group=group)
+        y = hp.symmetric.empty(300_000, group=group)
+        for i in range(3):
+            x[:] = np.arange(300_000) * (i + 1) + group.rank
+            work = group.send(x[1:], right, async_op=True)
+            group.recv(left, out=y[1:])
+            work.wait()
+            assert (y[1:] == np.arange(1, 300_000) * (i + 1) + left).all()
+        group.barrier()
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2)
+def test_a_dtype_with_many_fields(ranks):
+    def body(group):
+        peer = 1 - group.rank
+        for fields in (20, 2000):
+            x = np.zeros(3, [(f"field_{i}", "i4") for i in range(fields)])
+            x["field_3"] = group.rank
+            if fields > 20 and group.backend != "mpi":
+                with pytest.raises(UnsupportedError, match=r"bytes to describe.*one by one"):
+                    group.send(x, peer)
+            else:
+                assert (group.sendrecv(x, peer, peer)["field_3"] == peer).all()
 
     ranks(body)
 

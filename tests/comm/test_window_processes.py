@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpar._core import node_sizes
+from hpcpar.comm.window import least_length
 
 OWN = ("unshare", "-Ur", "--pid", "--fork", "--kill-child", "--mount-proc")
 PREAMBLE = """
@@ -225,6 +225,6 @@ def test_limits_of_the_process_make_windows_shorter(job, limit, value, length):
 
 def test_a_limit_that_leaves_no_room_is_named(job):
     ((code, out, err),) = job(LIMITED.format(limit="RLIMIT_FSIZE", value=9_000), 1)
-    least = node_sizes()["length"]
+    least = least_length(1)
     said = f"none 8192 socket: rank 0: a window can be 8192 bytes long and must be {least}. Raise"
     assert (code, out[: len(said)]) == (0, said), err

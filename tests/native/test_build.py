@@ -58,8 +58,8 @@ def test_describes_itself():
 def test_tells_what_the_node_engine_takes():
     sizes = _core.node_sizes()
     limits, parts = {"ranks", "groups", "lanes"}, {"head", "control", "slots", "length"}
-    assert set(sizes) == {*limits, *parts, "record", "areas"}
-    assert all(sizes[name] % 4096 == 0 for name in ("head", "slots", "record", "areas"))
+    assert set(sizes) == {*limits, *parts, "record", "areas", "ring", "transfer"}
+    assert all(sizes[name] % 4096 == 0 for name in ("head", "slots", "record", "areas", "ring"))
     assert sizes["record"] >= 4096 + 8 * sizes["groups"]
     assert sizes["record"] + 1024 * 128 < sizes["head"] < sizes["areas"] < sizes["length"]
     assert sizes["length"] > sizes["head"] + sizes["control"] + sizes["lanes"] * sizes["slots"]

@@ -9,7 +9,7 @@ import pytest
 from hpcpar._core import HotCall, Recorder
 
 SUM = 2  # any verb
-COUNTED = (SUM, 12, 1, 2, 3)  # verb, dtype, bytes sent and received, messages
+COUNTED = (SUM, 12, 1, 2, 3, -1)  # verb, dtype, bytes sent and received, messages
 HANDLE, IN_PLACE = object(), object()
 
 
@@ -202,6 +202,15 @@ def test_many_kinds_of_calls_are_kept_apart(hot):
     deep = np.ones((1,) * 9)
     add(hot, deep, nothing)
     assert hot.run(deep, "sum", deep.copy()) is False
+
+
+def test_calls_by_turns_do_not_drive_each_other_out(recorder):
+    x = np.ones(3)
+    for number in range(200):
+        hot, keys = HotCall(recorder, 0), [("send", number, 0), ("recv", number, 0), "sum"]
+        for key in keys:
+            add(hot, x, nothing, key=key)
+        assert all(hot.run(x, key, x.copy()) for key in keys * 2)
 
 
 def test_nothing_is_leaked(recorder):

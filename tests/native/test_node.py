@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hpcpar._core import Node, NodeCall, Recorder, Team, node_sizes
+from hpcpar.comm.window import LAYOUT_VERSION, MAGIC
 
 LENGTH = 2 * node_sizes()["length"] // 4096 * 4096
 CHUNK = 64 * 1024
@@ -22,7 +23,7 @@ def windows(size):
     made = []
     for rank in range(size):
         memory = mmap.mmap(-1, LENGTH, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
-        memory[:40] = struct.pack("<8sIi16sQ", b"hpcparW1", 3, rank, b"k" * 16, LENGTH)
+        memory[:40] = struct.pack("<8sIi16sQ", MAGIC, LAYOUT_VERSION, rank, b"k" * 16, LENGTH)
         made.append(np.frombuffer(memory, np.uint8))
     return tuple(made)
 

@@ -159,7 +159,7 @@ def test_groups_are_limited():
 
 
 def test_ring_carries_messages():
-    ring = Ring(bytearray(192 + 256))
+    ring = Ring(bytearray(256 + 256))
     assert ring.peek() is None
     for i in range(500):  # passes the end of the buffer many times
         message = bytes([i % 256]) * (i % 121)
@@ -173,7 +173,7 @@ def test_ring_carries_messages():
 
 
 def test_ring_is_full_then_not():
-    ring = Ring(np.zeros(192 + 64, np.uint8))
+    ring = Ring(np.zeros(256 + 64, np.uint8))
     for text in (b"one", b"two", b"three", b"four"):
         ring.reserve(5)[: len(text)] = text
         ring.commit(len(text))

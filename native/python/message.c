@@ -1,0 +1,401 @@
+/* Box and Message: messages between two ranks of a node, for Python. */
+#include <errno.h>
+#include <string.h>
+
+#include "node.h"
+
+#define SLICE_NS 40000000 /* between two looks at signals and sockets */
+#define EARLY 100         /* looks before the GIL is given away */
+#define MUCH (64 << 10)   /* bytes that are not moved with the GIL */
+#define MAX_KIND 8192
+
+/* ---- Box --------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *node;
+    struct hp_box core;
+} Box;
+
+static PyObject *box_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"node", "key", "members", "rank", NULL};
+    PyObject *node, *members;
+    unsigned long long key;
+    int rank;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OKO!i:Box", names, &node, &key, &PyTuple_Type,
+                                     &members, &rank))
+        return NULL;
+    const Py_ssize_t size = PyTuple_Size(members);
+    if (size < 1 || size > HP_MAX_LOCAL || rank < 0 || rank >= size)
+        return PyErr_Format(PyExc_ValueError, "Box: ranks out of range");
+    Box *const self = (Box *)PyType_GenericAlloc(type, 0);
+    if (!self)
+        return NULL;
+    self->node = Py_NewRef(node);
+    self->core = (struct hp_box){.mail = &((Node *)node)->mail, .key = key, .size = (int)size,
+                                 .rank = rank};
+    for (int r = 0; r < size; r++)
+        self->core.members[r] = (int)PyLong_AsLong(PyTuple_GetItem(members, r));
+    return (PyObject *)self;
+}
+
+static void box_dealloc(PyObject *object)
+{
+    PyTypeObject *const type = Py_TYPE(object);
+    Py_XDECREF(((Box *)object)->node);
+    PyObject_Free(object);
+    Py_DECREF(type);
+}
+
+static PyObject *empty(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    hp_box_empty(&((Box *)object)->core);
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *describe(const struct hp_envelope *found)
+{
+    return Py_BuildValue("iLs#", found->source, (long long)found->tag, found->kind,
+                         (Py_ssize_t)found->kind_length);
+}
+
+/* probe(src, tag) */
+static PyObject *probe(PyObject *object, PyObject *args)
+{
+    int peer;
+    long long tag;
+    char kind[MAX_KIND];
+    struct hp_envelope found;
+    if (!PyArg_ParseTuple(args, "iL:probe", &peer, &tag))
+        return NULL;
+    struct hp_message asked = {.box = &((Box *)object)->core, .way = HP_RECEIVE, .peer = peer,
+                               .tag = tag};
+    const int rc = hp_mail_probe(&asked, &found, kind, sizeof kind);
+    if (rc < 0)
+        return PyErr_NoMemory();
+    return rc == HP_FOUND ? describe(&found) : Py_NewRef(Py_None);
+}
+
+static PyMethodDef box_methods[] = {
+    {"empty", empty, METH_NOARGS, "empty()\n--\n\nDrop what came and was not taken."},
+    {"probe", probe, METH_VARARGS,
+     "probe(src, tag)\n--\n\nSource, tag and kind of the first message that would fit, or None."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot box_slots[] = {
+    {Py_tp_doc, "Box(node, key, members, rank)\n--\n\nThe messages of a group on this rank."},
+    {Py_tp_new, box_new},
+    {Py_tp_dealloc, box_dealloc},
+    {Py_tp_methods, box_methods},
+    {0, NULL},
+};
+
+PyType_Spec hp_py_box_spec = {
+    .name = "hpcpar._core.Box",
+    .basicsize = sizeof(Box),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = box_slots,
+};
+
+/* ---- Message ----------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *box;
+    PyObject *kind;   /* bytes, or None: any */
+    PyObject *failed; /* makes the exception from an error's number and the rank */
+    PyObject *array;  /* in use */
+    struct hp_message core;
+    int lane;
+    uint64_t limit;  /* nanoseconds that a call on the hot path may take */
+    uint64_t looked; /* when sockets were looked at last */
+} Message;
+
+static const Node *node_of(const Message *self)
+{
+    return (const Node *)((Box *)self->box)->node;
+}
+
+static PyObject *message_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"box", "sends", "peer", "tag", "kind", "lane", "failed", "limit", NULL};
+    PyObject *box, *kind, *failed;
+    int sends, peer, lane;
+    long long tag;
+    unsigned long long limit;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OpiLOiOK:Message", names, &box, &sends, &peer,
+                                     &tag, &kind, &lane, &failed, &limit))
+        return NULL;
+    if (kind != Py_None && (!PyBytes_Check(kind) || PyBytes_Size(kind) > HP_MAIL_KIND))
+        return PyErr_Format(PyExc_ValueError, "Message: its kind takes more than %d bytes",
+                            HP_MAIL_KIND);
+    Message *const self = (Message *)PyType_GenericAlloc(type, 0);
+    if (!self)
+        return NULL;
+    self->box = Py_NewRef(box);
+    self->kind = Py_NewRef(kind);
+    self->failed = Py_NewRef(failed);
+    self->lane = lane;
+    self->limit = limit;
+    self->core = (struct hp_message){.box = &((Box *)box)->core, .peer = peer, .tag = tag,
+                                     .way = sends ? HP_SEND : HP_RECEIVE, .stage = HP_IDLE};
+    if (kind != Py_None) {
+        self->core.kind = PyBytes_AsString(kind);
+        self->core.kind_length = (uint64_t)PyBytes_Size(kind);
+    }
+    return (PyObject *)self;
+}
+
+/* A group's error knows its backend, and that, by what failed there, this message. */
+static int message_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    const Message *const self = (Message *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->box);
+    Py_VISIT(self->failed);
+    Py_VISIT(self->array);
+    return 0;
+}
+
+static bool is_under_way(const Message *self)
+{
+    return self->core.stage != HP_IDLE && self->core.stage != HP_FINISHED;
+}
+
+static void message_dealloc(PyObject *object)
+{
+    Message *const self = (Message *)object;
+    PyTypeObject *const type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    if (is_under_way(self))
+        hp_mail_cancel(&self->core);
+    Py_XDECREF(self->array);
+    Py_XDECREF(self->box);
+    Py_XDECREF(self->kind);
+    Py_XDECREF(self->failed);
+    PyObject_GC_Del(object);
+    Py_DECREF(type);
+}
+
+static PyObject *raise(Message *self, int rc)
+{
+    PyObject *const error =
+        PyObject_CallFunction(self->failed, "ii", -rc, self->core.blocked_on);
+    if (error)
+        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+    return NULL;
+}
+
+/* True: done; False: a receive has found what it may not take unasked; None: pending; NULL: failed. */
+static PyObject *outcome(Message *self, int rc)
+{
+    if (rc != HP_PENDING && rc != HP_FOUND)
+        Py_CLEAR(self->array);
+    if (rc < 0) {
+        if (is_under_way(self))
+            hp_mail_cancel(&self->core);
+        return raise(self, rc);
+    }
+    return rc == HP_PENDING ? Py_NewRef(Py_None) : PyBool_FromLong(rc == HP_DONE);
+}
+
+static void hold(Message *self, PyObject *array)
+{
+    PyArrayObject *const given = PyArray_Check(array) ? (PyArrayObject *)array : NULL;
+    PyObject *const old = self->array;
+    self->array = Py_NewRef(array);
+    Py_XDECREF(old);
+    self->core.data = given ? PyArray_DATA(given) : NULL;
+    self->core.nbytes = given ? (uint64_t)PyArray_NBYTES(given) : 0;
+}
+
+/* Without the GIL where that may take long for others. */
+static int move_on(Message *self)
+{
+    int rc;
+    if (self->core.nbytes < MUCH)
+        return hp_mail_advance(&self->core);
+    Py_BEGIN_ALLOW_THREADS
+    rc = hp_mail_advance(&self->core);
+    Py_END_ALLOW_THREADS
+    return rc;
+}
+
+/* The rank whose process is gone that the message waits for, or -1. */
+static int find_lost(Message *self)
+{
+    const struct hp_box *const box = self->core.box;
+    const int on = self->core.blocked_on;
+    self->looked = hp_now();
+    if (on >= 0)
+        return hp_py_is_gone(node_of(self), box->members[on]) ? on : -1;
+    int lost = -1;
+    for (int r = box->size - 1; r >= 0; r--) {
+        if (r != box->rank && !hp_py_is_gone(node_of(self), box->members[r]) &&
+            hp_node_is_alive(&node_of(self)->core, box->members[r]))
+            return -1;
+        lost = r != box->rank ? r : lost;
+    }
+    return lost;
+}
+
+static int lose(Message *self, int rank)
+{
+    self->core.blocked_on = rank;
+    return -EPIPE;
+}
+
+/* Wait for the end, `nanoseconds` at most. -EINTR with an exception set: a signal. */
+static int wait_long(Message *self, uint64_t nanoseconds)
+{
+    int rc = HP_PENDING;
+    uint64_t now = hp_now();
+    for (const uint64_t end = now + nanoseconds; now < end; now = hp_now()) {
+        const uint64_t slice = end - now < SLICE_NS ? end - now : SLICE_NS;
+        const int lost = find_lost(self);
+        Py_BEGIN_ALLOW_THREADS
+        rc = hp_mail_run(&self->core, self->lane, slice);
+        Py_END_ALLOW_THREADS
+        if (rc != HP_PENDING)
+            return rc;
+        if (lost >= 0)
+            return lose(self, lost);
+        if (PyErr_CheckSignals() < 0)
+            return -EINTR;
+    }
+    return rc;
+}
+
+static int wait_for(Message *self, uint64_t nanoseconds)
+{
+    int rc = move_on(self);
+    const int looks = node_of(self)->in_threads || self->core.nbytes >= MUCH ? 1 : EARLY;
+    for (int i = 1; rc == HP_PENDING && i < looks; i++)
+        rc = hp_mail_advance(&self->core);
+    return rc == HP_PENDING ? wait_long(self, nanoseconds) : rc;
+}
+
+/* start(array): what is sent; of a receive None, or where to if its kind is known. */
+static PyObject *start(PyObject *object, PyObject *array)
+{
+    Message *const self = (Message *)object;
+    hold(self, array);
+    hp_mail_begin(&self->core);
+    return outcome(self, move_on(self));
+}
+
+static PyObject *test(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    Message *const self = (Message *)object;
+    int rc = move_on(self);
+    if (rc == HP_PENDING && hp_now() - self->looked > SLICE_NS) {
+        const int lost = find_lost(self), left = hp_mail_look(&self->core);
+        rc = move_on(self);
+        rc = rc == HP_PENDING && (lost >= 0 || left >= 0) ? lose(self, lost >= 0 ? lost : left)
+                                                          : rc;
+    }
+    return outcome(self, rc);
+}
+
+/* wait(nanoseconds) */
+static PyObject *wait_method(PyObject *object, PyObject *number)
+{
+    Message *const self = (Message *)object;
+    const uint64_t nanoseconds = PyLong_AsUnsignedLongLong(number);
+    if (PyErr_Occurred())
+        return NULL;
+    const int rc = wait_for(self, nanoseconds);
+    return rc == -EINTR ? NULL : outcome(self, rc);
+}
+
+static PyObject *found(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const struct hp_message *const core = &((Message *)object)->core;
+    if (core->stage != HP_MATCHED)
+        return PyErr_Format(PyExc_ValueError, "found: nothing was found");
+    const struct hp_envelope what = hp_mail_found(core);
+    return describe(&what);
+}
+
+/* take(array): fetch what was found. */
+static PyObject *take(PyObject *object, PyObject *array)
+{
+    Message *const self = (Message *)object;
+    if (self->core.stage != HP_MATCHED || !PyArray_Check(array) ||
+        (uint64_t)PyArray_NBYTES((PyArrayObject *)array) != hp_mail_found(&self->core).nbytes)
+        return PyErr_Format(PyExc_ValueError, "take: nothing was found, or it has another size");
+    hold(self, array);
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = hp_mail_take(&self->core);
+    Py_END_ALLOW_THREADS
+    return outcome(self, rc);
+}
+
+static PyObject *cancel(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    Message *const self = (Message *)object;
+    if (is_under_way(self))
+        hp_mail_cancel(&self->core);
+    Py_CLEAR(self->array);
+    return Py_NewRef(Py_None);
+}
+
+/* The end of a call on the hot path; a message of another kind waits for the long way. */
+static PyObject *finish(Message *self, int rc)
+{
+    if (rc == -EINTR || rc == HP_FOUND) {
+        hp_mail_cancel(&self->core);
+        Py_CLEAR(self->array);
+        return rc == HP_FOUND ? Py_NewRef(Py_False) : NULL;
+    }
+    return outcome(self, rc == HP_PENDING ? -ETIMEDOUT : rc);
+}
+
+/* call(array): to the end. */
+static PyObject *message_call(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    Message *const self = (Message *)object;
+    if (PyTuple_Size(args) != 1 || kwargs)
+        return PyErr_Format(PyExc_TypeError, "Message: takes an array");
+    hold(self, PyTuple_GetItem(args, 0));
+    hp_mail_begin(&self->core);
+    return finish(self, wait_for(self, self->limit));
+}
+
+static PyMethodDef message_methods[] = {
+    {"start", start, METH_O,
+     "start(array, /)\n--\n\nBegin; True: done, False: found something, None: pending."},
+    {"test", test, METH_NOARGS, "test()\n--\n\nMove on; the same answers."},
+    {"wait", wait_method, METH_O,
+     "wait(nanoseconds, /)\n--\n\nWait for the end, that long at most; the same answers."},
+    {"found", found, METH_NOARGS, "found()\n--\n\nSource, tag and kind of what was found."},
+    {"take", take, METH_O, "take(array, /)\n--\n\nFetch what was found; the same answers."},
+    {"cancel", cancel, METH_NOARGS, "cancel()\n--\n\nGive up; what was found waits for others."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot message_slots[] = {
+    {Py_tp_doc, "Message(box, sends, peer, tag, kind, lane, failed, limit)\n--\n\n"
+                "A send or a receive; called as message(array) it blocks."},
+    {Py_tp_new, message_new},
+    {Py_tp_dealloc, message_dealloc},
+    {Py_tp_traverse, message_traverse},
+    {Py_tp_call, message_call},
+    {Py_tp_methods, message_methods},
+    {0, NULL},
+};
+
+PyType_Spec hp_py_message_spec = {
+    .name = "hpcpar._core.Message",
+    .basicsize = sizeof(Message),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = message_slots,
+};

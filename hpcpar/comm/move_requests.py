@@ -235,8 +235,10 @@ class Scatter(Request):
         return ["verb=scatter", f"root={self.root}"]
 
     def fingerprint(self) -> list[str] | None:
-        """Only the root knows what comes."""
-        return None
+        """Add what comes, which all know where all parts are alike."""
+        if self.out_array is None or (self.array is not None and len({*self.sizes}) > 1):
+            return None
+        return [*self.agreed(), f"out={describe.kind_text(self.out_array)}"]
 
     def local(self) -> list[str]:
         """Name what only this rank knows."""

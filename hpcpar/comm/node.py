@@ -49,6 +49,7 @@ _VERBS = {
     )
 }
 _ROOTED = {"gather": "all_gather", "scatter": "all_to_all"}  # carried by these, with a root
+_JOIN_OR_CUT = ("all_to_all", "all_gather", "gather", "scatter", "reduce_scatter")
 _PRIMITIVES = tuple(op for op in OPS if op != "mean")
 _NO_HEADER = bytes(HEADER_NBYTES)
 
@@ -253,14 +254,13 @@ class NodeBackend(Backend):
 
     def direct(self, op: Operation, agreement: Agreement | None) -> Direct | None:
         """Return one call of the core that compares all ranks' agreements and moves the data."""
-        if agreement is None or op.verb == "scatter":
+        if agreement is None:
             return None
         if op.verb in MESSAGES:
             return self._mail.direct(op, agreement.failed)
         call = self._make(op, agreement, True)
         way = (call, "x", "out")
-        is_aliased = op.verb in ("all_to_all", "all_gather", "gather", "reduce_scatter")
-        return Direct(way, None if is_aliased else way, divides=True)
+        return Direct(way, None if op.verb in _JOIN_OR_CUT else way, divides=True)
 
     def direct_pair(self, send: Operation, recv: Operation, agreement: Agreement) -> Direct | None:
         """Return one call that sends and receives."""

@@ -344,3 +344,25 @@ def test_in_place_is_compared(ranks):
         assert (group.all_reduce(x, out=x) == group.size).all()
 
     ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_a_root_that_scatters_something_else_is_told_by_all(ranks):
+    def body(group):
+        n, at_root = group.size, group.rank == 0
+        x, out = np.arange(4.0 * n), np.zeros(4)
+        for _ in range(3):
+            group.scatter(x if at_root else None, out=out)
+        for wrong in (np.arange(5.0 * n), np.arange(4 * n), np.arange(4.0 * n)[None]):
+            with pytest.raises(MismatchError, match=r"scatter: out of rank 0 is .*\[rank "):
+                group.scatter(wrong if at_root else None, axis=wrong.ndim - 1, out=out)
+            group.scatter(x + 1 if at_root else None, out=out)
+            assert out.tolist() == (np.arange(4.0) + 4 * group.rank + 1).tolist()
+        sizes = [0] + [1] * (n - 2) + [4 * n - (n - 2)]
+        part = np.zeros(sizes[group.rank])
+        for i in range(3):
+            group.scatter(x + i if at_root else None, sizes=sizes if at_root else None, out=part)
+            first = sum(sizes[: group.rank])
+            assert part.tolist() == (x[first : first + part.size] + i).tolist()
+
+    ranks(body)

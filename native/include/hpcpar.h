@@ -85,6 +85,7 @@ struct hp_reduction {
     int op;
     const double *factors; /* one per source, multiplied in the accumulator; NULL = none */
     const double *divisor; /* divides the accumulator before rounding; NULL = none */
+    void *also; /* where the result goes too: disjoint from out, may be a source; NULL = nowhere */
 };
 
 /* -EINVAL: no source, unknown dtype or op; -ENOTSUP: the pair has no meaning. */

@@ -244,15 +244,22 @@ static bool is_streamed(const struct hp_call *call)
 
 /* ---- taking ---------------------------------------------------------------------------- */
 
-/* out = op over `srcs`, through the caches. */
-static int reduce_near(const struct hp_call *call, void *out, const void **srcs, int count,
-                       uint64_t nbytes)
+/* out = also = op over `srcs`, through the caches; also NULL: nowhere. */
+static int reduce_twice(const struct hp_call *call, void *out, void *also, const void **srcs,
+                        int count, uint64_t nbytes)
 {
     const struct hp_request *const q = &call->request;
     const struct hp_reduction r = {.out = out, .srcs = srcs, .num_srcs = (size_t)count,
                                    .count = nbytes / hp_itemsize(q->dtype), .dtype = q->dtype,
-                                   .op = q->op, .factors = q->factors, .divisor = q->divisor};
+                                   .op = q->op, .factors = q->factors, .divisor = q->divisor,
+                                   .also = also};
     return hp_reduce(call->team->node->kernels, &r);
+}
+
+static int reduce_near(const struct hp_call *call, void *out, const void **srcs, int count,
+                       uint64_t nbytes)
+{
+    return reduce_twice(call, out, NULL, srcs, count, nbytes);
 }
 
 /* Copy a result to my array, past the caches if it leaves them anyhow. */
@@ -392,6 +399,11 @@ int hp_move_reduce(const struct hp_call *call, uint64_t step)
     return rc;
 }
 
+static char *result_of(const struct hp_call *call, int r)
+{
+    return address_of(call, hp_call_post(call, r)->recv_in);
+}
+
 /* Reduce my slice of a chunk where all arrays lie, and write it where all results lie. */
 static int reduce_everywhere(const struct hp_call *call, uint64_t step)
 {
@@ -400,19 +412,20 @@ static int reduce_everywhere(const struct hp_call *call, uint64_t step)
     const uint64_t unit = grain(call), nbytes = rest(q->nbytes, step, unit);
     const uint64_t end = slice(call, nbytes, me(call) + 1);
     const bool past = q->nbytes >= STREAM_BYTES && q->recv != q->send;
+    const int next = past ? -1 : me(call) == 0; /* one other's result is written in the same pass */
     const void *srcs[HP_MAX_LOCAL];
     for (uint64_t at = slice(call, nbytes, me(call)); at < end; at += BLOCK) {
         const uint64_t now = end - at < BLOCK ? end - at : BLOCK;
         char *const out = past ? room : (char *)q->recv + step * unit + at;
         for (int r = 0; r < call->team->size; r++)
             srcs[r] = (const char *)source(call, r, step) + at;
-        const int rc = reduce_near(call, out, srcs, call->team->size, now);
+        char *const also = next < 0 ? NULL : result_of(call, next) + step * unit + at;
+        const int rc = reduce_twice(call, out, also, srcs, call->team->size, now);
         if (rc < 0)
             return rc;
         for (int r = 0; r < call->team->size; r++)
-            if (past || r != me(call))
-                copy(address_of(call, hp_call_post(call, r)->recv_in) + step * unit + at, out, now,
-                     past);
+            if (past || (r != me(call) && r != next))
+                copy(result_of(call, r) + step * unit + at, out, now, past);
     }
     return 0;
 }

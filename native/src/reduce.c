@@ -196,16 +196,31 @@ static bool reduce_at_once(const struct hp_kernels *k, const struct plan *p)
     return true;
 }
 
+/* Write two results in one pass, where that is the common case; false if it is not. */
+static bool reduce_to_both(const struct hp_kernels *k, const struct plan *p)
+{
+    const struct hp_reduction *const r = &p->r;
+    const int wide = r->dtype == HP_F64;
+    const bool plain = r->num_srcs == 2 && r->op == HP_SUM && !r->factors && !r->divisor;
+    if (!r->also || !plain || !(r->dtype == HP_F32 || wide))
+        return false;
+    k->floats->sum2_both[wide](r->out, r->also, r->srcs[0], r->srcs[1], r->count);
+    return true;
+}
+
 int hp_reduce(const struct hp_kernels *kernels, const struct hp_reduction *reduction)
 {
     const int rc = check(reduction);
     if (rc < 0)
         return rc;
     const struct plan p = resolve(kernels, reduction);
-    if (reduce_at_once(kernels, &p))
+    if (reduce_to_both(kernels, &p))
         return 0;
     const size_t most = BLOCK_BYTES / p.acc_item;
-    for (size_t at = 0; at < p.r.count; at += most)
-        reduce_block(&p, at, p.r.count - at < most ? p.r.count - at : most);
+    const size_t rest = reduce_at_once(kernels, &p) ? 0 : p.r.count;
+    for (size_t at = 0; at < rest; at += most)
+        reduce_block(&p, at, rest - at < most ? rest - at : most);
+    if (p.r.also)
+        memcpy(p.r.also, p.r.out, p.r.count * p.item);
     return 0;
 }

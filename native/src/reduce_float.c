@@ -60,6 +60,19 @@ MIN_MAX(double, uint64_t)
             d[i] = expr;                                                \
     }
 
+#define BOTH(name, T)                                                                \
+    static void name(void *one, void *other, const void *va, const void *vb, size_t n) \
+    {                                                                                \
+        T *d = one, *e = other;                                                      \
+        const T *a = va, *b = vb;                                                    \
+        HP_IVDEP                                                                     \
+        for (size_t i = 0; i < n; i++) {                                             \
+            const T sum = a[i] + b[i];                                               \
+            d[i] = sum;                                                              \
+            e[i] = sum;                                                              \
+        }                                                                            \
+    }
+
 #define BY(name, T, sign)                                             \
     static void name(void *dst, const void *src, double by, size_t n) \
     {                                                                 \
@@ -92,6 +105,7 @@ MIN_MAX(double, uint64_t)
     STEP(max_step_##T, T, max_##T(a, b))           \
     SUM(sum3_##T, T, a[i] + b[i] + c[i])           \
     SUM(sum4_##T, T, a[i] + b[i] + c[i] + ((const T *)srcs[3])[i]) \
+    BOTH(sum2_both_##T, T)                         \
     BY(multiply_##T, T, *)                         \
     BY(divide_##T, T, /)                           \
     COMPLEX_PROD(complex_prod_##T, T)
@@ -105,6 +119,7 @@ const struct hp_float_kernels HP_NAME(hp_floats) = {
     .step = {ROW(float), ROW(double)},
     .sum3 = {sum3_float, sum3_double},
     .sum4 = {sum4_float, sum4_double},
+    .sum2_both = {sum2_both_float, sum2_both_double},
     .complex_prod = {complex_prod_float, complex_prod_double},
     .multiply = {multiply_float, multiply_double},
     .divide = {divide_float, divide_double},

@@ -207,11 +207,19 @@ static void compare(const struct hp_kernels *k, struct hp_reduction r, size_t of
     for (size_t i = 0; i < item; i++) /* nothing behind the end */
         CHECK(((char *)r.out)[r.count * item + i] == 0x5a);
     const size_t alias = random64(&state) % r.num_srcs;
-    static char kept[ROOM];
+    static char kept[ROOM], kept_too[ROOM];
     memcpy(kept, sources[alias], ROOM);
     r.out = (void *)srcs[alias];
     CHECK(hp_reduce(k, &r) == 0);
     CHECK(same(r.dtype, r.out, right, r.count));
+    memcpy(sources[alias], kept, ROOM);
+    /* Two results: on two sources, or on one and beside it. */
+    const size_t other = (alias + 1) % r.num_srcs;
+    r.also = other == alias ? out + offset * item : (void *)srcs[other];
+    memcpy(kept_too, sources[other], ROOM);
+    CHECK(hp_reduce(k, &r) == 0);
+    CHECK(same(r.dtype, r.out, right, r.count) && same(r.dtype, r.also, right, r.count));
+    memcpy(sources[other], kept_too, ROOM);
     memcpy(sources[alias], kept, ROOM);
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from .work import Work
 
 __all__ = ["Bell", "Flow", "Progress"]
 
+_log = logging.getLogger("hpcpar")
 # Pauses between two looks at operations that did not move: short at first, so that small messages
 # are fast; longer later, so that a thread that waits leaves the core to the computation.
 _FIRST_PAUSE, _LAST_PAUSE = 20e-6, 500e-6
@@ -100,16 +102,22 @@ class Progress:
     Attributes
     ----------
     threaded : bool
-        Whether a communication thread may run; without it flows move in `wait` and `done`.
+        Whether a communication thread may run; without it flows move in `wait`, in `done` and
+        while blocking calls wait.
+    changed : list of callable
+        Called, where there is no thread, when the first flow has come and when the last has gone.
 
     Parameters
     ----------
     bell : Bell, optional
         Where peers ring it; without one, or for operations that ring none, it looks now and then.
+    why : str
+        Why there may be no thread: said once, when the first call would have needed it.
     """
 
-    def __init__(self, threaded: bool, bell: Bell | None = None) -> None:
-        self.threaded = threaded
+    def __init__(self, threaded: bool, bell: Bell | None = None, why: str = "") -> None:
+        self.threaded, self._why = threaded, why
+        self.changed: list[Callable[[], None]] = []
         self._bell = bell
         self._queues: dict[Hashable, deque[Flow]] = {}
         self._wake = threading.Condition()
@@ -129,10 +137,35 @@ class Progress:
             key = flow
         with self._wake:
             self._queues.setdefault(key, deque()).append(flow)
+            if not self.threaded and self._why:
+                _log.warning("%s: asynchronous operations move on in wait() and done().", self._why)
+                self._why = ""
             if self.threaded and self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="hpcpar-comm", daemon=True)
                 self._thread.start()
             self._rouse()
+            is_first = len(self._queues) == 1 and not self.threaded
+        if is_first:
+            self._tell()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether flows wait for this thread to move them on."""
+        return not self.threaded and bool(self._queues)
+
+    def carry(self, is_done: Callable[[], bool], deadline: float | None) -> bool:
+        """Move flows on until `is_done`; return False when the deadline passed first."""
+        pause = _FIRST_PAUSE
+        while not is_done():
+            moved = self._turn()
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            pause = _FIRST_PAUSE if moved else self._rest(pause)
+        return True
+
+    def _tell(self) -> None:
+        for told in self.changed:
+            told()
 
     def _rouse(self) -> None:
         self._wake.notify()
@@ -152,7 +185,7 @@ class Progress:
             moved = self._turn()
             if end is not None and time.monotonic() >= end:
                 return
-            pause = _FIRST_PAUSE if moved else self._rest(pause)
+            pause = _FIRST_PAUSE if moved else self._rest_or_doze(pause, end)
 
     def _watch(self, work: Work, end: float | None) -> None:
         """Wait in slices, so that signals are seen."""
@@ -185,25 +218,28 @@ class Progress:
             with self._wake:
                 while not self._queues and not self._stopping:
                     self._wake.wait()
-            if self._turn():
-                pause = _FIRST_PAUSE
-            elif pause >= _LAST_PAUSE and self._bell is not None and self._all_ring():
-                self._doze(self._bell)
-            else:
-                pause = self._rest(pause)
+            pause = _FIRST_PAUSE if self._turn() else self._rest_or_doze(pause, None)
 
     def _all_ring(self) -> bool:
         return not self._stopping and all(q[0].is_rung() for q in list(self._queues.values()))
 
-    def _doze(self, bell: Bell) -> None:
-        """Sleep until a peer or a new flow rings."""
-        heard = bell.listen()
-        is_still = not self._turn() and self._all_ring()  # looked at since it listens
-        bell.sleep(heard, _DOZE_NS if is_still else 0)
+    def _rest_or_doze(self, pause: float, end: float | None) -> float:
+        """Sleep for a while, until a bell rings where one can; return how long next time."""
+        if pause >= _LAST_PAUSE and self._bell is not None and self._all_ring():
+            left = _DOZE_NS if end is None else max(0, int(1e9 * (end - time.monotonic())))
+            self._doze(self._bell, min(_DOZE_NS, left))
+            return pause
+        return self._rest(pause)
 
     def _rest(self, pause: float) -> float:
         time.sleep(pause)
         return min(pause * 1.5, _LAST_PAUSE)
+
+    def _doze(self, bell: Bell, nanoseconds: int) -> None:
+        """Sleep until a peer or a new flow rings."""
+        heard = bell.listen()
+        is_still = not self._turn() and self._all_ring()  # looked at since it listens
+        bell.sleep(heard, nanoseconds if is_still else 0)
 
     def _turn(self) -> bool:
         """Give every head flow one chance; return whether one ended."""
@@ -216,4 +252,6 @@ class Progress:
                         queue.popleft()
                         if not queue:
                             del self._queues[key]
+        if ended and not self.threaded and not self._queues:
+            self._tell()
         return ended

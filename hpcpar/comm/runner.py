@@ -120,6 +120,8 @@ class Runner:
         self._given_up: list[Operation] = []
         self.hot = HotCall(home.recorder, self.slot)
         self.quick = Quick(self)
+        home.progress.changed.append(self._tell_hot)
+        self._tell_hot()
 
     def _trusts(self) -> bool:
         return self.home.settings.check == "off" and not self.backend.always_checks
@@ -132,7 +134,11 @@ class Runner:
     @noisy.setter
     def noisy(self, value: bool) -> None:
         self._noisy = value
-        self.hot.set_noisy(value or self.patient > 0)
+        self._tell_hot()
+
+    def _tell_hot(self) -> None:
+        """Let no call take the hot path while there is something that it does not look at."""
+        self.hot.set_noisy(self._noisy or self.patient > 0 or self.home.progress.is_waiting)
 
     def here(self, seq: int | None = None) -> str:
         """Return ``[rank r/n, group 'name', #seq]`` for messages."""
@@ -148,6 +154,7 @@ class Runner:
         """Free the backend; every later call raises."""
         self.state, self.noisy = "closed", True
         self.quick.forget()  # plans hold the backend's memory
+        self.home.progress.changed.remove(self._tell_hot)
         self.backend.close()
 
     def check_usable(self, verb: str) -> None:
@@ -210,12 +217,12 @@ class Runner:
     def without_deadline(self) -> Iterator[None]:
         """Suspend the default deadline for the calls in the block."""
         self.patient += 1
-        self.hot.set_noisy(True)  # its calls know the default deadline only
+        self._tell_hot()  # its calls know the default deadline only
         try:
             yield
         finally:
             self.patient -= 1
-            self.hot.set_noisy(self.noisy or self.patient > 0)
+            self._tell_hot()
 
     def hot_error(self, code: int, rank: int) -> BaseException:
         """Return the exception of a call on the hot path; a late one fails the group."""
@@ -288,11 +295,28 @@ class Runner:
 
     def _carry(self, ops: list[Operation]) -> list[Operation]:
         """Run operations at the same time; return those that were not done at the deadline."""
+        # MPI lets no collective be a blocking call on one rank and not on another.
+        may_poll = self.backend.compares_itself or ops[0].verb in ("send", "recv")
+        if may_poll and self.home.progress.is_waiting:
+            return self._carry_all(ops)
         if len(ops) == 1:
             return [] if self.backend.run(ops[0]) else ops
         for op in ops:
             self.backend.start(op)
         return [op for op in ops if not self.backend.wait(op)]
+
+    def _carry_all(self, ops: list[Operation]) -> list[Operation]:
+        """Run them, and asynchronous calls meanwhile, which others may wait for."""
+        for op in ops:
+            self.backend.start(op)
+        left = list(ops)
+
+        def is_done() -> bool:
+            left[:] = [op for op in left if not self.backend.test(op)]
+            return not left
+
+        self.home.progress.carry(is_done, ops[0].deadline)
+        return left
 
     def _late(self, request: Request, late: list[Operation]) -> CollectiveTimeout:
         missing = self.backend.missing(late[0])

@@ -24,7 +24,7 @@ from .backend import Backend
 from .fake import FakeBackend
 from .group import Group, current_group
 from .layout import Memory, NoMemory
-from .progress import Progress
+from .progress import Bell, Progress
 from .runner import Home
 from .settings import Settings, check_timeout
 from .threads import MAX_RANKS, Seat, Shared, start_ranks
@@ -198,11 +198,19 @@ def _on_mpi(settings: Settings, comm: Any) -> _World:
             backend = _on_node(place, backend, agreed)
             recorder, bell = place.recorder, place.core
             last.append(place.close)
-    progress = Progress(mpi.Query_thread() == mpi.THREAD_MULTIPLE, bell)
+    progress = _progress(mpi.Query_thread() == mpi.THREAD_MULTIPLE, bell, backend.rank)
     home = Home(progress, agreed, Memory(), hosts, recorder)
     group = Group(home, backend, range(backend.size), "world")
     home.groups[group.ranks] = group
     return _World(group, settings, comm, last=last)
+
+
+def _progress(is_safe: bool, bell: Bell | None, rank: int) -> Progress:
+    """Return what moves asynchronous calls on: a thread where it has a core to run on."""
+    if len(os.sched_getaffinity(0)) > 1:
+        return Progress(is_safe, bell)
+    why = "this rank may use one core, which a thread would take from its computation"
+    return Progress(False, bell, why if is_safe and rank == 0 else "")
 
 
 def _on_node(place: NodePlace, rest: Backend, settings: Settings) -> Backend:

@@ -1,6 +1,7 @@
 """Asynchronous calls: Work, read-only arrays, order, errors that nobody waited for."""
 
 import gc
+import os
 import threading
 import time
 import weakref
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 import hpcpar as hp
+from hpcpar.comm import world
+from hpcpar.comm.work import Work
 from hpcpar.comm.world import run_ranks
 from hpcpar.errors import CollectiveTimeout, MismatchError, UnsupportedError
 
@@ -353,3 +356,42 @@ def test_headers_that_are_too_long_travel_apart_from_blocking_calls(ranks):
             assert all((result[f"array number {i}"] == total).all() for i in range(40))
 
     ranks(body)
+
+
+class Countdown:
+    """A flow that ends at its third look and rings no bell."""
+
+    def __init__(self):
+        self.looks = 0
+        self.work = Work("test", None)
+
+    def advance(self):
+        self.looks += 1
+        if self.looks == 3:
+            self.work.finish(None, None)
+        return self.looks >= 3
+
+    def is_rung(self):
+        return False
+
+
+@pytest.mark.threads_only
+def test_a_rank_with_one_core_has_no_thread_and_says_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
+    progress = world._progress(True, None, 0)
+    assert not progress.threaded
+    flows = [Countdown(), Countdown()]
+    for number, flow in enumerate(flows):
+        progress.submit(number, flow)
+    for flow in flows:
+        progress.drive(flow.work, 5.0)
+        assert flow.looks == 3
+    (said,) = caplog.records
+    assert "one core" in said.getMessage()
+    assert "wait() and done()" in said.getMessage()
+    quiet = world._progress(True, None, 1)
+    quiet.submit(0, Countdown())
+    assert len(caplog.records) == 1
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 4})
+    assert world._progress(True, None, 0).threaded
+    assert not world._progress(False, None, 0).threaded

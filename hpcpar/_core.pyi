@@ -254,8 +254,11 @@ class Node:
     ties : tuple of int
         A socket to each rank whose hang-up is its death, or a file that it holds locked while it
         lives; may be shorter, or hold -1.
-    spins, chunk : int
-        Looks before a wait sleeps; bytes of a chunk, equal on all ranks.
+    spins : int
+        Looks before a wait sleeps.
+    tuning : tuple of int
+        Bytes of a chunk, and of one that is only copied, equal on all ranks; nanoseconds of a line
+        that comes from far; bytes of a result that leaves the caches.
     in_threads : bool
         The ranks are threads of this process: much data is moved, and waited for, without the GIL.
     """
@@ -267,7 +270,7 @@ class Node:
         fd: int,
         ties: tuple[int, ...],
         spins: int,
-        chunk: int,
+        tuning: tuple[int, int, int, int],
         in_threads: bool,
     ) -> Node: ...
     def claim(self, key: int, /) -> int:
@@ -284,6 +287,8 @@ class Node:
         """Sleep until a number compares so (eq, ne, ge, gt, le, lt); its bits, or None."""
     def ring(self, peer: int, /) -> None:
         """Wake a peer that waits for a number."""
+    def tune(self, tuning: tuple[int, int, int, int], /) -> None:
+        """Take other switch points. Between two calls, on all ranks alike."""
     def heap(self) -> int:
         """Where in each window symmetric arrays may lie."""
     def is_closed(self, peer: int, area: int, key: int) -> bool:

@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from .._core import cpu_features
 from .._version import __version__
 from ..comm.bootstrap import library_name
+from ..comm.tuning_file import cpu_name
 
 __all__ = ["environment"]
 
@@ -27,18 +27,9 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "mpi": None if mpi is None else library_name(mpi),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 2),
         "simd": cpu_features(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
     }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

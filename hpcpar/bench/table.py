@@ -37,6 +37,8 @@ def tables(report: dict[str, Any]) -> list[Table]:
         return [_startup(report)]
     if report["bench"] == "pack":
         return [_pack(report)]
+    if report["bench"] == "tune":
+        return [_tune(report)]
     verbs = dict.fromkeys(row["verb"] for row in report["results"])
     return [_verb(report, verb) for verb in verbs]
 
@@ -125,6 +127,15 @@ def _startup(report: dict[str, Any]) -> Table:
         f"hpcpar over NumPy {report['over_numpy_ms']:+.2f} ms, ratio {report['ratio']:.3f}"
     )
     return Table(title, ["module", "ms", "min", "modules", "files"], rows)
+
+
+def _tune(report: dict[str, Any]) -> Table:
+    rows = [
+        [row["parameter"], str(row["value"]), f"{row['gain']:.3f}", "<-" if row["chosen"] else ""]
+        for row in report["results"]
+    ]
+    title = f"switch points, times as fast as what is built in: {report['cpu']}"
+    return Table(title, ["parameter", "value", "gain", "chosen"], rows)
 
 
 def _us(value: float) -> str:

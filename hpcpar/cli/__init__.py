@@ -8,11 +8,18 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from ..errors import HpcparError
-from . import bench, info, inspect, run, selftest
+from . import bench, info, inspect, run, selftest, tune
 
 __all__ = ["main"]
 
-_COMMANDS = (bench.COMMAND, info.COMMAND, inspect.COMMAND, run.COMMAND, selftest.COMMAND)
+_COMMANDS = (
+    bench.COMMAND,
+    info.COMMAND,
+    inspect.COMMAND,
+    run.COMMAND,
+    selftest.COMMAND,
+    tune.COMMAND,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -243,6 +243,9 @@ class Backend(ABC):
     def cancel(self, op: Operation) -> None:  # noqa: B027
         """Let go of a message that nobody waits for any more, if possible."""
 
+    def tune(self, tuning: tuple[int, int, int, int]) -> None:  # noqa: B027
+        """Take other switch points, where there are some: between calls, on all ranks alike."""
+
     def rings(self, op: Operation) -> bool:
         """Whether whoever moves `op` on rings the bell that `Progress` sleeps on."""
         return False

@@ -138,6 +138,10 @@ class NodeBackend(Backend):
         if self._own is not None:
             self._own.close()
 
+    def tune(self, tuning: tuple[int, int, int, int]) -> None:
+        """Take other switch points, for all groups of the node."""
+        self._place.core.tune(tuning)
+
     def has_lost(self) -> bool:
         """Whether a rank of the node has died."""
         return self._place.has_lost()

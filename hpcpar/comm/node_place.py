@@ -15,13 +15,13 @@ from ..errors import CollectiveTimeout, HpcparError
 from . import record, where
 from .agree import Header, describe_call
 from .heap import Heap
+from .tuning import Tuning
 
 if TYPE_CHECKING:
     from mmap import mmap
 
 __all__ = ["NodePlace", "Windows"]
 
-_CHUNK = 512 * 1024  # long enough that ranks seldom wait for each other
 _SPINS = 30_000  # looks before a wait sleeps: some 300 us, more than it takes to wake a sleeper
 _RECORD = slice(node_sizes()["record"], node_sizes()["areas"])  # of a window
 
@@ -90,6 +90,8 @@ class NodePlace:
     windows : Windows
     cores : int
         That its ranks may run on, all together: if they do not fit, waits do not spin.
+    tuning : Tuning
+        Switch points; equal on all ranks.
 
     Attributes
     ----------
@@ -99,12 +101,12 @@ class NodePlace:
         In my window, where the other ranks and `hpcpar inspect` read it.
     """
 
-    def __init__(self, windows: Windows, cores: int) -> None:
+    def __init__(self, windows: Windows, cores: int, tuning: Tuning) -> None:
         arrays = tuple(np.frombuffer(b, np.uint8) for b in windows.buffers)
         # Who is awaited may need the core, or the GIL that a spinning thread takes from it.
         spins = _SPINS if len(arrays) <= cores and not windows.in_threads else 0
         fd = windows.fileno()
-        shared = (windows.fds, spins, _CHUNK, windows.in_threads)
+        shared = (windows.fds, spins, tuning.as_tuple(), windows.in_threads)
         self._core: Node | None = Node(arrays, windows.index, fd, *shared)
         self.backend, self._windows = windows.backend, windows
         self.recorder = _make_recorder(windows)

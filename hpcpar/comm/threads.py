@@ -16,6 +16,7 @@ from ..errors import GroupFailed, RankFailed
 from .backend import Backend
 from .node import NodeBackend
 from .node_place import NodePlace
+from .tuning import load
 
 __all__ = ["MAX_RANKS", "Seat", "Shared", "start_ranks"]
 
@@ -31,6 +32,7 @@ class Shared:
 
         self.size = size
         self.failure: tuple[int, BaseException] | None = None
+        self.tuning = load(os.environ)
         self.windows = map_private(size)
         self._lock = threading.Lock()
         self._left: set[int] = set()
@@ -76,7 +78,9 @@ class Seat:
         self.rank, self.size = rank, shared.size
         self.undo: list[Callable[[], None]] = []
         self._shared = shared
-        self._place = NodePlace(_ThreadWindows(shared, rank), len(os.sched_getaffinity(0)))
+        self._place = NodePlace(
+            _ThreadWindows(shared, rank), len(os.sched_getaffinity(0)), shared.tuning
+        )
         self.bell, self.recorder = self._place.core, self._place.recorder
 
     def backend(self, timeout: float | None) -> Backend:

@@ -19,7 +19,7 @@ from ..errors import (
     MismatchError,
     RankFailed,
 )
-from . import launch
+from . import launch, tuning
 from .backend import Backend
 from .fake import FakeBackend
 from .group import Group, current_group
@@ -220,6 +220,18 @@ def _on_node(place: NodePlace, rest: Backend, settings: Settings) -> Backend:
     return NodeBackend(place, ranks, rest.rank, settings.timeout, world=rest, own=rest)
 
 
+def _agree_on_tuning(bootstrap: Bootstrap) -> tuning.Tuning:
+    """Return rank 0's switch points. Collective."""
+    try:
+        said = " ".join(map(str, tuning.load(os.environ).as_tuple()))
+    except ArgumentError as error:
+        said = str(error)
+    first = bootstrap.all_gather(said.encode())[0].decode()
+    if not first[0].isdigit():
+        raise ArgumentError(f"{first} (rank 0)")
+    return tuning.Tuning.of([int(number) for number in first.split()])
+
+
 def _find_node(bootstrap: Bootstrap, settings: Settings) -> NodePlace | None:
     """Return the shared memory of a node that all ranks are on, if there is one. Collective."""
     from .handover import open_windows
@@ -229,8 +241,9 @@ def _find_node(bootstrap: Bootstrap, settings: Settings) -> NodePlace | None:
     # A launcher may bind each rank to cores of its own.
     rows = bootstrap.all_gather(",".join(map(str, os.sched_getaffinity(0))).encode())
     cores = {core for row in rows for core in row.decode().split(",")}
+    agreed = _agree_on_tuning(bootstrap)
     if windows.how != "none" and windows.ranks == tuple(range(bootstrap.size)):
-        return NodePlace(windows, len(cores))
+        return NodePlace(windows, len(cores), agreed)
     windows.close()
     if settings.backend == "node":
         why = windows.why or f"ranks {windows.ranks} of {bootstrap.size} share this one"

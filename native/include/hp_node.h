@@ -119,6 +119,14 @@ enum hp_gone { HP_HERE, HP_GAVE_UP, HP_TIMED_OUT, HP_CLOSED = 4 /* beside the ot
 
 _Static_assert(sizeof(struct hp_window) == HP_RECORD_OFFSET, "nothing lies between");
 
+/* Where one way becomes faster than another. Results do not depend on it. */
+struct hp_tuning {
+    unsigned chunk;      /* bytes of a chunk, at most HP_SLOT_BYTES; equal on all ranks */
+    unsigned copy_chunk; /* of verbs that only copy; equal on all ranks */
+    unsigned far_ns;     /* lines that take longer had better wait in memory */
+    uint64_t stream;     /* bytes of a result that leaves the caches anyhow */
+};
+
 /* One rank's view of its node. */
 struct hp_node {
     int size, index;
@@ -131,7 +139,7 @@ struct hp_node {
     uint64_t heap; /* where symmetric arrays begin */
     int fd;          /* my window's, to reserve memory in; -1: it is memory already */
     unsigned spins;  /* looks before a wait sleeps; 0 on all ranks or on none */
-    unsigned chunk;  /* bytes of a chunk, at most HP_SLOT_BYTES; equal on all ranks */
+    struct hp_tuning tuning;
     uint64_t clock_ns; /* what two looks at the clock take */
 };
 

@@ -35,16 +35,49 @@ static void read_ties(Node *self, PyObject *ties)
     }
 }
 
+static bool is_chunk(const Node *self, unsigned nbytes)
+{
+    /* It holds a part for each rank. */
+    const unsigned least = HP_CACHE_LINE * (unsigned)self->core.size;
+    return nbytes >= HP_POST_DATA && nbytes >= least && nbytes <= HP_SLOT_BYTES &&
+           nbytes % HP_CACHE_LINE == 0;
+}
+
+/* (chunk, copy_chunk, far_ns, stream) */
+static bool read_tuning(Node *self, PyObject *given)
+{
+    unsigned int chunk, copy_chunk, far_ns;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(given, "IIIK;a tuning is chunk, copy_chunk, far_ns and stream", &chunk,
+                          &copy_chunk, &far_ns, &stream))
+        return false;
+    if (!is_chunk(self, chunk) || !is_chunk(self, copy_chunk) || copy_chunk > chunk) {
+        PyErr_Format(PyExc_ValueError, "Node: a bad chunk: %u, or %u to copy", chunk, copy_chunk);
+        return false;
+    }
+    self->core.tuning = (struct hp_tuning){.chunk = chunk, .copy_chunk = copy_chunk,
+                                           .far_ns = far_ns, .stream = stream};
+    return true;
+}
+
+/* tune(tuning): between two calls, on all ranks alike. */
+static PyObject *tune(PyObject *self, PyObject *tuning)
+{
+    if (!PyTuple_Check(tuning))
+        return PyErr_Format(PyExc_TypeError, "tune: takes a tuple");
+    return read_tuning((Node *)self, tuning) ? Py_NewRef(Py_None) : NULL;
+}
+
 static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"windows", "index", "fd", "ties", "spins", "chunk", "in_threads",
+    static char *names[] = {"windows", "index", "fd", "ties", "spins", "tuning", "in_threads",
                             NULL};
-    PyObject *windows, *ties;
+    PyObject *windows, *ties, *tuning;
     int index, fd, in_threads;
-    unsigned int spins, chunk;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iiO!IIp:Node", names, &PyTuple_Type,
+    unsigned int spins;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!iiO!IO!p:Node", names, &PyTuple_Type,
                                      &windows, &index, &fd, &PyTuple_Type, &ties, &spins,
-                                     &chunk, &in_threads))
+                                     &PyTuple_Type, &tuning, &in_threads))
         return NULL;
     Node *const self = (Node *)PyType_GenericAlloc(type, 0);
     void *where[HP_MAX_LOCAL];
@@ -55,11 +88,9 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     self->windows = Py_NewRef(windows);
     const int rc = hp_node_init(&self->core, where, (int)PyTuple_Size(windows), index, length);
-    /* A chunk holds a part for each rank. */
-    const unsigned least = HP_CACHE_LINE * (unsigned)PyTuple_Size(windows);
-    if (rc < 0 || chunk < HP_POST_DATA || chunk < least || chunk > HP_SLOT_BYTES ||
-        chunk % HP_CACHE_LINE) {
-        PyErr_Format(PyExc_ValueError, "Node: no windows of this version, or a bad chunk (%d)", rc);
+    if (rc < 0 || !read_tuning(self, tuning)) {
+        if (rc < 0)
+            PyErr_Format(PyExc_ValueError, "Node: no windows of this version (%d)", rc);
         Py_DECREF((PyObject *)self);
         return NULL;
     }
@@ -67,7 +98,6 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->core.kernels = hp_py_kernels;
     self->core.fd = fd;
     self->core.spins = spins;
-    self->core.chunk = chunk;
     read_ties(self, ties);
     self->in_threads = in_threads;
     return (PyObject *)self;
@@ -269,6 +299,7 @@ static PyMethodDef node_methods[] = {
     {"find", find, METH_VARARGS, "find(peer, key)\n--\n\nA peer's area for a group, or None."},
     {"close", node_close, METH_O, "close(area, /)\n--\n\nSay that this group is done with."},
     {"release", node_release, METH_O, "release(area, /)\n--\n\nGive an area back."},
+    {"tune", tune, METH_O, "tune(tuning, /)\n--\n\nTake other switch points, between calls."},
     {"heap", heap, METH_NOARGS, "heap()\n--\n\nWhere in each window symmetric arrays may lie."},
     {"is_closed", is_closed, METH_VARARGS,
      "is_closed(peer, area, key)\n--\n\nWhether a peer is done with a group."},
@@ -290,7 +321,7 @@ static PyMethodDef node_methods[] = {
 };
 
 static PyType_Slot node_slots[] = {
-    {Py_tp_doc, "Node(windows, index, fd, ties, spins, chunk, in_threads)\n--\n\n"
+    {Py_tp_doc, "Node(windows, index, fd, ties, spins, tuning, in_threads)\n--\n\n"
                 "My node's windows."},
     {Py_tp_new, node_new},
     {Py_tp_dealloc, node_dealloc},

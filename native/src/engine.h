@@ -17,7 +17,7 @@ void hp_relax(void);
 /* About what a line of another rank's cache takes, after one took `took` nanoseconds to come. */
 int hp_line_after(const struct hp_node *node, int line_ns, uint64_t took);
 /* Whether ranks read what others wrote sooner from memory than from their caches. */
-bool hp_line_is_far(int line_ns);
+bool hp_line_is_far(const struct hp_node *node, int line_ns);
 
 /* moves.c: what each verb does. */
 

@@ -1,8 +1,7 @@
 /* How far the cores of ranks are from each other: how long a line of another's cache takes. */
 #include "engine.h"
 
-#define FAR_NS 100 /* about what memory takes: a line that comes more slowly better waits there */
-#define OWN_NS 20  /* what a line takes that another rank of this core wrote */
+#define OWN_NS 20 /* what a line takes that another rank of this core wrote */
 #define STEP_NS 4
 
 /*
@@ -17,7 +16,7 @@ int hp_line_after(const struct hp_node *node, int line_ns, uint64_t took)
     return line_ns + (ns > line_ns ? STEP_NS : -STEP_NS);
 }
 
-bool hp_line_is_far(int line_ns)
+bool hp_line_is_far(const struct hp_node *node, int line_ns)
 {
-    return line_ns > FAR_NS;
+    return line_ns > (int)node->tuning.far_ns;
 }

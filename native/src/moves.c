@@ -9,9 +9,7 @@
 
 #include "engine.h"
 
-#define STREAM_BYTES (2u << 20) /* results that leave the caches anyhow are written past them */
 #define BLOCK 8192
-#define COPY_PART 4 /* of a chunk */
 
 static bool is_cut(const struct hp_call *call)
 {
@@ -41,10 +39,10 @@ static uint64_t grain(const struct hp_call *call)
 {
     const struct hp_node *const node = call->team->node;
     if (is_cut(call))
-        return (node->chunk / (uint64_t)call->team->size) & ~63ull;
+        return (node->tuning.chunk / (uint64_t)call->team->size) & ~63ull;
     const bool copies = call->request.verb == HP_ALL_GATHER || call->request.verb == HP_BROADCAST;
-    const uint64_t part = node->chunk / COPY_PART & ~63u;
-    return copies && node->spins > 0 && part >= HP_POST_DATA ? part : node->chunk;
+    const bool is_short = node->tuning.copy_chunk >= HP_POST_DATA;
+    return copies && node->spins > 0 && is_short ? node->tuning.copy_chunk : node->tuning.chunk;
 }
 
 static uint64_t before(const uint64_t *counts, int rank)
@@ -90,7 +88,13 @@ bool hp_move_fits(const struct hp_call *call)
 /* Whether ranks read what others wrote sooner from memory than from their caches. */
 static bool is_far(const struct hp_call *call)
 {
-    return hp_line_is_far(call->team->line_ns) && !call->inline_data;
+    return hp_line_is_far(call->team->node, call->team->line_ns) && !call->inline_data;
+}
+
+/* Whether what is read or written is so long that it does not stay in the caches. */
+static bool leaves_caches(const struct hp_call *call)
+{
+    return call->request.nbytes >= call->team->node->tuning.stream;
 }
 
 static void copy(void *to, const void *from, uint64_t nbytes, bool past)
@@ -200,7 +204,7 @@ static char *own_block(const struct hp_call *call)
     const struct hp_request *const q = &call->request;
     const bool sends_and_takes = q->verb == HP_ALL_GATHER && q->root < 0;
     const bool in_chunks = sends_and_takes && !call->inline_data && !call->is_direct;
-    if (!in_chunks || call->team->size == 1 || q->nbytes < STREAM_BYTES)
+    if (!in_chunks || call->team->size == 1 || !leaves_caches(call))
         return NULL;
     return (char *)q->recv + before(q->recv_counts, me(call));
 }
@@ -239,7 +243,7 @@ void hp_move_produce(const struct hp_call *call, uint64_t step)
 static bool is_streamed(const struct hp_call *call)
 {
     const bool is_there = call->request.recv == call->request.send && call->team->size == 2;
-    return call->request.nbytes >= STREAM_BYTES && !is_there;
+    return leaves_caches(call) && !is_there;
 }
 
 /* ---- taking ---------------------------------------------------------------------------- */
@@ -411,7 +415,7 @@ static int reduce_everywhere(const struct hp_call *call, uint64_t step)
     const struct hp_request *const q = &call->request;
     const uint64_t unit = grain(call), nbytes = rest(q->nbytes, step, unit);
     const uint64_t end = slice(call, nbytes, me(call) + 1);
-    const bool past = q->nbytes >= STREAM_BYTES && q->recv != q->send;
+    const bool past = leaves_caches(call) && q->recv != q->send;
     const int next = past ? -1 : me(call) == 0; /* one other's result is written in the same pass */
     const void *srcs[HP_MAX_LOCAL];
     for (uint64_t at = slice(call, nbytes, me(call)); at < end; at += BLOCK) {

@@ -8,8 +8,6 @@
 #include "hp_atomic.h"
 #include "mail.h"
 
-#define STREAM_BYTES (2u << 20) /* payloads that leave the caches anyhow are written past them */
-
 enum { NOTHING, HEAD, ALL }; /* what is reserved of a transfer */
 
 static struct hp_transfer *transfer_of(const struct hp_node *node, int place, int index)
@@ -86,7 +84,7 @@ static void put(void *to, const void *from, uint64_t nbytes, bool past)
 static void fill_slot(struct hp_message *message, struct hp_transfer *transfer)
 {
     const uint64_t at = message->moved * HP_TRANSFER_CHUNK, left = message->nbytes - at;
-    const bool past = hp_line_is_far(message->box->mail->line_ns);
+    const bool past = hp_line_is_far(message->box->mail->node, message->box->mail->line_ns);
     put(transfer->slots[message->moved % HP_TRANSFER_SLOTS], (const char *)message->data + at,
         left < HP_TRANSFER_CHUNK ? left : HP_TRANSFER_CHUNK, past);
     message->moved++;
@@ -151,7 +149,7 @@ static int fetch_whole(struct hp_message *message)
     const struct hp_place place = its(mail, letter)->place;
     const uint64_t nbytes = letter->head.nbytes;
     put(message->data, (const char *)mail->node->windows[place.window] + place.at, nbytes,
-        nbytes >= STREAM_BYTES);
+        nbytes >= mail->node->tuning.stream);
     return hp_transfer_was_dropped(mail, letter) ? -ECANCELED : HP_DONE;
 }
 
@@ -169,7 +167,8 @@ int hp_transfer_fetch(struct hp_message *message)
     for (; message->moved < filled; message->moved++) {
         const uint64_t at = message->moved * HP_TRANSFER_CHUNK, left = nbytes - at;
         put((char *)message->data + at, transfer->slots[message->moved % HP_TRANSFER_SLOTS],
-            left < HP_TRANSFER_CHUNK ? left : HP_TRANSFER_CHUNK, nbytes >= STREAM_BYTES);
+            left < HP_TRANSFER_CHUNK ? left : HP_TRANSFER_CHUNK,
+            nbytes >= mail->node->tuning.stream);
         if (message->moved + 1 < message->steps) /* the last is counted when the receive ends */
             count_taken(mail, letter, message->moved + 1);
     }

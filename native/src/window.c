@@ -63,7 +63,8 @@ int hp_node_init(struct hp_node *node, void *const *windows, int size, int index
     node->index = index;
     node->length = length;
     node->fd = -1;
-    node->chunk = HP_SLOT_BYTES;
+    node->tuning = (struct hp_tuning){.chunk = HP_SLOT_BYTES, .copy_chunk = HP_SLOT_BYTES / 4,
+                                      .far_ns = 100, .stream = 2u << 20};
     node->clock_ns = time_clock();
     return lay_out(node);
 }

@@ -106,7 +106,8 @@ static inline void *start_rank(void *arg)
     const struct world *const world = rank->world;
     CHECK(hp_node_init(&rank->node, world->windows, world->size, rank->index, world->length) == 0);
     rank->node.kernels = hp_kernels_of(hp_best_level());
-    rank->node.chunk = world->chunk;
+    rank->node.tuning.chunk = world->chunk;
+    rank->node.tuning.copy_chunk = world->chunk / 4 & ~63u;
     rank->node.spins = world->spins;
     rank->node.fd = world->fds[rank->index];
     rank->area = hp_node_claim(&rank->node, GROUP_KEY);

@@ -14,6 +14,7 @@ from hpcpar.comm.window import LAYOUT_VERSION, MAGIC
 
 LENGTH = 2 * node_sizes()["length"] // 4096 * 4096
 CHUNK = 64 * 1024
+TUNING = (CHUNK, CHUNK // 4, 100, 1 << 21)
 KEY, HEADER, FOREVER = 7, b"h" * 256, 1 << 62
 BARRIER, EXCHANGE, ALL_REDUCE = 0, 1, 2
 FLOAT64, SUM = 12, 0
@@ -30,7 +31,7 @@ def windows(size):
 
 def nodes(size):
     shared = windows(size)
-    return [Node(shared, i, -1, (), 100, CHUNK, False) for i in range(size)]
+    return [Node(shared, i, -1, (), 100, TUNING, False) for i in range(size)]
 
 
 def teams(size, lane=0):
@@ -174,15 +175,15 @@ def test_bad_arguments_are_refused():
     blank = blank[-blank.ctypes.data % 4096 :][:LENGTH]
     for given in ((shared[0], blank), (shared[0], shared[1][:-4096]), ()):
         with pytest.raises(ValueError, match="no windows of this version"):
-            Node(given, 0, -1, (), 0, CHUNK, False)
+            Node(given, 0, -1, (), 0, TUNING, False)
     for chunk in (0, 64, 65 * 1024 + 1, 1 << 30):
         with pytest.raises(ValueError, match="bad chunk"):
-            Node(shared, 0, -1, (), 0, chunk, False)
+            Node(shared, 0, -1, (), 0, (chunk, chunk, 100, 1), False)
     with pytest.raises(ValueError, match="no windows"):
-        Node(shared, 2, -1, (), 0, CHUNK, False)
+        Node(shared, 2, -1, (), 0, TUNING, False)
     with pytest.raises(TypeError, match="arrays of bytes"):
-        Node((b"x", b"y"), 0, -1, (), 0, CHUNK, False)
-    node = Node(shared, 0, -1, (), 0, CHUNK, False)
+        Node((b"x", b"y"), 0, -1, (), 0, TUNING, False)
+    node = Node(shared, 0, -1, (), 0, TUNING, False)
     with pytest.raises(ValueError, match="no rank of the node"):
         node.find(2, KEY)
     for members, areas, rank, lane in (((), (), 0, 0), ((0,), (0, 1), 0, 0), ((0,), (0,), 1, 0)):

@@ -1,0 +1,144 @@
+"""Where one way of the node engine becomes faster than another: built in, or measured and kept.
+
+`hpcpar tune` measures a table on a machine and keeps it in a file, by the name of the processor.
+Rank 0's table holds for all ranks of a node. Results do not depend on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArgumentError
+
+if TYPE_CHECKING:
+    from .group import Group
+
+__all__ = ["Tuning", "apply", "built_in", "load", "where_kept"]
+
+_KIB = 1 << 10
+_LEAST, _MOST, _LINE = 16 * _KIB, 512 * _KIB, 64  # of a chunk; the core's slots hold no more
+_log = logging.getLogger("hpcpar")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Switch points of the node engine.
+
+    Attributes
+    ----------
+    chunk : int
+        Bytes that go through a slot at a time, in verbs that reduce.
+    copy_chunk : int
+        The same in verbs that only copy, where ranks fit the cores.
+    far_ns : int
+        Nanoseconds that another core's cache line may take; beyond that data goes through memory.
+    stream : int
+        Bytes from which on results are written past the caches.
+    """
+
+    chunk: int = 512 * _KIB
+    copy_chunk: int = 128 * _KIB
+    far_ns: int = 100
+    stream: int = 2048 * _KIB
+
+    def __post_init__(self) -> None:
+        for name in ("chunk", "copy_chunk"):
+            value = getattr(self, name)
+            if not _is_whole(value) or not _LEAST <= value <= _MOST or value % _LINE:
+                raise ArgumentError(
+                    f"tuning: {name} {value!r} must be bytes in {_LEAST}..{_MOST}, a multiple of "
+                    f"{_LINE}."
+                )
+        if self.copy_chunk > self.chunk:
+            raise ArgumentError(
+                f"tuning: copy_chunk {self.copy_chunk} must be <= chunk {self.chunk}."
+            )
+        for name, most in (("far_ns", 10**6), ("stream", 2**62)):
+            value = getattr(self, name)
+            if not _is_whole(value) or not 1 <= value <= most:
+                raise ArgumentError(f"tuning: {name} {value!r} must be an int in 1..{most}.")
+
+    @classmethod
+    def of(cls, given: Sequence[int]) -> Tuning:
+        """Make it of what `as_tuple` returned."""
+        chunk, copy_chunk, far_ns, stream = given
+        return cls(chunk, copy_chunk, far_ns, stream)
+
+    def as_tuple(self) -> tuple[int, int, int, int]:
+        """Return it as the core takes it."""
+        return self.chunk, self.copy_chunk, self.far_ns, self.stream
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def built_in(l2: int | None = None) -> Tuning:
+    """Return what is taken without a table: chunks that a core's own cache holds. Local.
+
+    Parameters
+    ----------
+    l2 : int, optional
+        Bytes of a core's second cache; read from the system by default.
+
+    Examples
+    --------
+    >>> built_in(1 << 21).chunk, built_in(1 << 18).chunk, built_in(1 << 18).copy_chunk
+    (524288, 262144, 65536)
+    """
+    size = _l2_bytes() if l2 is None else l2
+    chunk = min(_MOST, max(4 * _LEAST, size // (4 * _LINE) * (4 * _LINE)))
+    return Tuning(chunk=chunk, copy_chunk=chunk // 4)
+
+
+def _l2_bytes() -> int:
+    try:
+        with open("/sys/devices/system/cpu/cpu0/cache/index2/size", encoding="ascii") as file:
+            return int(file.read().strip().removesuffix("K")) * _KIB
+    except (OSError, ValueError):
+        return _MOST
+
+
+def apply(group: Group, tuning: Tuning) -> None:
+    """Give the node engine other switch points. Local; between calls, on all ranks alike."""
+    group._member("tune").backend.tune(tuning.as_tuple())
+
+
+def where_kept(env: Mapping[str, str]) -> str | None:
+    """Return the file of tables; None where ``HPCPAR_TUNING=off``. Local."""
+    named = env.get("HPCPAR_TUNING", "")
+    if named == "off":
+        return None
+    cache = env.get("XDG_CACHE_HOME") or os.path.join(env.get("HOME", "/"), ".cache")
+    return named or os.path.join(cache, "hpcpar", "tuning.json")
+
+
+def load(env: Mapping[str, str]) -> Tuning:
+    """Return this processor's table, or what is built in. Local.
+
+    A file that ``HPCPAR_TUNING`` names must be right; a wrong one in the cache is said and left.
+
+    Raises
+    ------
+    ArgumentError
+        That file cannot be read, or holds no tables.
+    """
+    path, is_named = where_kept(env), bool(env.get("HPCPAR_TUNING"))
+    if path is None or (not is_named and not os.path.exists(path)):
+        return built_in()
+    from . import tuning_file  # with json: most processes have no table
+
+    try:
+        found = tuning_file.read(path).get(tuning_file.cpu_name())
+    except FileNotFoundError as error:
+        raise ArgumentError(f"HPCPAR_TUNING: no file {path}. Make it: hpcpar tune.") from error
+    except (OSError, ArgumentError) as error:
+        if is_named:
+            raise ArgumentError(f"HPCPAR_TUNING: {path}: {error}") from error
+        _log.warning("%s is left: %s Remove it, or run hpcpar tune.", path, error)
+        return built_in()
+    return built_in() if found is None else found

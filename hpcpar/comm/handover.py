@@ -18,7 +18,7 @@ from typing import NamedTuple, TypedDict
 
 from ..errors import ArgumentError, BackendUnavailable, GroupFailed, HpcparError, RankFailed
 from .bootstrap import Bootstrap
-from .window import DEFAULT_LENGTH, Window, fit_length, longest_file, mappable_bytes
+from .window import DEFAULT_LENGTH, Window, fit_length, longest_file, mappable_bytes, skewed
 from .window_ways import FileWay, Place, SocketWay, Way
 
 __all__ = ["NodeWindows", "open_windows"]
@@ -296,7 +296,7 @@ def _find_place(cards: Sequence[_Card], rank: int) -> Place:
         members,
         members.index(rank),
         bytes.fromhex(cards[0]["key"]),
-        length,
+        skewed(length),
         len({card["net"] for card in mine}) == 1,
     )
 

@@ -188,6 +188,15 @@ def test_a_user_without_a_number_here_is_not_judged(monkeypatch, uid_map, foreig
     assert (window.is_foreign(5), window.is_foreign(6)) == (False, True)
 
 
+def test_windows_behind_each_other_hold_nothing_at_like_addresses():
+    """Arrays at one place of two windows differ in the bits that a cache's way is guessed by."""
+    step = window.skewed(window.DEFAULT_LENGTH)
+    assert window.skewed(1 << 20) == 1 << 20
+    assert step % 4096 == 0
+    pages = [(rank * step >> 12) % 256 for rank in range(256)]
+    assert len(set(pages)) == 256
+
+
 @pytest.mark.parametrize(
     ("length", "file", "room", "windows", "fits"),
     [
@@ -214,7 +223,7 @@ def test_all_ranks_of_a_node_map_all_windows(paths, size, shm):
         assert (windows.ranks, windows.index) == (tuple(range(size)), rank)
         assert windows.how == shm or (shm, windows.how) == ("", "socket")
         assert windows.why == (f"HPCPAR_SHM={shm}" if shm else "")
-        assert (windows.key, windows.length) == (found[0].key, 1 << 30)
+        assert (windows.key, windows.length) == (found[0].key, window.skewed(1 << 30))
         peers = [fd >= 0 for fd in windows.fds]
         assert peers == [r != rank for r in range(size)]
     assert len(found[0].key) == 16

@@ -134,7 +134,7 @@ def _tune(report: dict[str, Any]) -> Table:
         [row["parameter"], str(row["value"]), f"{row['gain']:.3f}", "<-" if row["chosen"] else ""]
         for row in report["results"]
     ]
-    title = f"switch points, times as fast as what is built in: {report['cpu']}"
+    title = f"switch points, times as fast as the first of each: {report['cpu']}"
     return Table(title, ["parameter", "value", "gain", "chosen"], rows)
 
 

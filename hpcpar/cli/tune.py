@@ -24,7 +24,7 @@ __all__ = ["COMMAND"]
 _DESCRIPTION = """\
 Measure the switch points of the node engine on this machine, and keep them for later jobs.
 
-  hpcpar tune -n 2             # minutes; leave the machine alone meanwhile
+  hpcpar tune -n 2             # seconds; leave the machine alone meanwhile
   hpcpar tune -n 2 --dry-run   # measure and show, keep nothing
   hpcpar tune --show           # what jobs on this machine take now, and where from
 
@@ -51,10 +51,12 @@ def _call(args: Namespace) -> int:
         return _start(args)
     if args.n is not None:
         raise ArgumentError(f"-n {args.n}: this is a job already. Leave -n to mpiexec.")
+    path = tuning.where_kept(os.environ)
+    os.environ["HPCPAR_TUNING"] = "off"  # what is there may be wrong, or not be there yet
     group = init(backend="node")
     report = tune.run(group, options, _say if group.rank == 0 else None)
     if group.rank == 0:
-        _tell(report, args)
+        _tell(report, args, None if args.dry_run else path)
     shutdown()
     return 0
 
@@ -70,11 +72,8 @@ def _start(args: Namespace) -> int:
 
 
 def _show_current() -> int:
-    path = tuning.where_kept(os.environ)
-    found = tuning.load(os.environ)
-    exists = path is not None and Path(path).exists()
-    kept = path is not None and exists and tuning_file.cpu_name() in tuning_file.read(path)
-    print(f"{tuning_file.cpu_name()}: {f'from {path}' if kept else 'built in'}")
+    found, path = tuning.find(os.environ)
+    print(f"{tuning_file.cpu_name()}: {'built in' if path is None else f'from {path}'}")
     for name, value in asdict(found).items():
         print(f"  {name:<11} {value}")
     return 0
@@ -84,7 +83,7 @@ def _say(line: str) -> None:
     print(f"hpcpar tune: {line}", file=sys.stderr, flush=True)
 
 
-def _tell(report: dict[str, Any], args: Namespace) -> None:
+def _tell(report: dict[str, Any], args: Namespace, path: str | None) -> None:
     text = json.dumps(report, indent=1)
     if args.json == "-":
         print(text)
@@ -92,8 +91,7 @@ def _tell(report: dict[str, Any], args: Namespace) -> None:
         if args.json is not None:
             Path(args.json).write_text(text + "\n")
         print("\n\n".join(render(table) for table in tables(report)))
-    path = tuning.where_kept(os.environ)
-    if not args.dry_run and path is not None:
+    if path is not None:
         tuning_file.save(path, tuning.Tuning(**report["tuning"]))
         _say(f"kept in {path}")
 

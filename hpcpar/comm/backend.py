@@ -234,6 +234,10 @@ class Backend(ABC):
         """Return the exception for an error's number, where `rank` was waited for."""
         return OSError(code, f"rank {rank}")
 
+    def message_error(self, code: int, rank: int) -> BaseException:
+        """Return the same for a message to or from `rank`; -1: from anybody."""
+        return self.error(code, rank)
+
     def give_up(self, late: bool) -> None:  # noqa: B027
         """Tell ranks that come late to a collective that this one waits no more, if possible.
 
@@ -265,6 +269,10 @@ class Backend(ABC):
         """Start `op` and wait; return False when its deadline passed first."""
         self.start(op)
         return self.wait(op)
+
+    def wait_all(self, ops: Sequence[Operation]) -> list[Operation]:
+        """Wait for started operations; return those whose deadline passed first."""
+        return [op for op in ops if not self.wait(op)]
 
     def wait(self, op: Operation) -> bool:
         """Wait for a started `op`; return False when its deadline passed first."""

@@ -132,8 +132,7 @@ class NodeBackend(Backend):
     def close(self) -> None:
         """Let go of the area, of messages that nobody took and of the communicator; collective."""
         mine = self._areas[self.rank]
-        self._mail.close()
-        self._place.retire(self._key, self.places, self._areas, mine)
+        self._place.retire(self._key, self.places, self._areas, mine, self._mail.close())
         self._teams, self.heap = [], None
         if self._own is not None:
             self._own.close()
@@ -166,7 +165,7 @@ class NodeBackend(Backend):
     def start(self, op: Operation) -> None:
         """Post `op`."""
         if op.verb in MESSAGES:
-            self._mail.start(op, self.error)
+            self._mail.start(op, self.message_error)
             return
         if op.verb == "exchange" and op.lane == 0:
             op.result = self._left_headers(op)
@@ -205,6 +204,12 @@ class NodeBackend(Backend):
             limit = max(0, int(1e9 * (op.deadline - time.monotonic())))
         self._end(op, op.state.wait(limit))
         return op.state is None
+
+    def wait_all(self, ops: Sequence[Operation]) -> list[Operation]:
+        """Wait for all; the end of one rank is seen while another's message is waited for."""
+        if all(op.verb in MESSAGES for op in ops):
+            return self._mail.wait_all(ops)
+        return super().wait_all(ops)
 
     def rings(self, op: Operation) -> bool:
         """Whether peers ring when `op` can move on: always."""
@@ -307,6 +312,16 @@ class NodeBackend(Backend):
         if isinstance(error, RankFailed | CollectiveTimeout) and rank >= 0:
             where.add_last(error, (rank,), self.last_of)
         return error
+
+    def message_error(self, code: int, rank: int) -> BaseException:
+        """Return the exception for what the core says of a message."""
+        if code == errno.ECANCELED:
+            return GroupFailed(f"rank {rank} withdrew its message while it was fetched.")
+        if code == errno.ENOMEM:
+            return MemoryError("node engine: there is no memory for messages.")
+        if code == errno.ETIMEDOUT and rank < 0:
+            return CollectiveTimeout("nothing has come at the deadline, from any rank.")
+        return self.error(code, rank)
 
     def _plain_error(self, code: int, rank: int) -> BaseException:
         if code == errno.EPIPE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -22,6 +23,7 @@ __all__ = ["MESSAGES", "NodeMessages"]
 MESSAGES = ("send", "recv", "probe")
 _FOREVER = 1 << 62
 _ANY = -1
+_SLICE = 40_000_000  # nanoseconds of a wait for one of several
 _MOST_KIND = 7 << 10  # bytes of dtype and shape in words, which go into a ring whole
 
 Failed: TypeAlias = Callable[[int, int], BaseException]
@@ -84,6 +86,18 @@ class NodeMessages:
             self._end(op, outcome)
         return True
 
+    def wait_all(self, ops: Sequence[Operation]) -> list[Operation]:
+        """Wait for several at once; return those whose deadline passed first."""
+        left = [op for op in ops if not self.test(op)]
+        while left:
+            limit = _slice(left[0].deadline)
+            outcome = left[0].state.wait(limit)
+            self._end(left[0], outcome)
+            if outcome is None and limit < _SLICE:
+                return [op for op in left if not self.test(op)]
+            left = [op for op in left if not self.test(op)]
+        return []
+
     def cancel(self, op: Operation) -> None:
         """Give `op` up: a receive takes nothing any more, a send is withdrawn if it can be."""
         if op.state is not None:
@@ -93,10 +107,11 @@ class NodeMessages:
         """Return the rank that `op` waits for, if it is only one."""
         return None if op.root is None else [op.root]
 
-    def close(self) -> None:
-        """Drop what came and nobody took, and let go of the memory."""
-        self._box.empty()
-        self._open = None
+    def close(self) -> Box:
+        """Drop what came and nobody took; return the box, where more may come from others."""
+        box, self._open = self._box, None
+        box.empty()
+        return box
 
     def direct(self, op: Operation, failed: Failed) -> Direct:
         """Return the one call that a message of this kind to or from one rank ends in."""
@@ -111,7 +126,7 @@ class NodeMessages:
     def direct_pair(self, send: Operation, recv: Operation, failed: Failed) -> Direct:
         """Return the one call of two messages of these kinds at the same time."""
         receive, sends = (self._message(op, _kind(op.kind), failed) for op in (recv, send))
-        swap = _Swap(receive, sends, self._limit, failed, _peer(recv))
+        swap = _Swap(receive, sends, self._limit, failed, (_peer(recv), _peer(send)))
         return Direct((swap, "x", "out"), None)
 
     def _message(self, op: Operation, kind: bytes | None, failed: Failed) -> Message:
@@ -136,13 +151,13 @@ class NodeMessages:
 class _Swap:
     """Receives and sends at the same time; what comes must be as `out` is."""
 
-    __slots__ = ("_failed", "_limit", "_receive", "_send", "_source")
+    __slots__ = ("_failed", "_limit", "_receive", "_send", "_source", "_target")
 
     def __init__(
-        self, receive: Message, send: Message, limit: int, failed: Failed, source: int
+        self, receive: Message, send: Message, limit: int, failed: Failed, ranks: tuple[int, int]
     ) -> None:
         self._receive, self._send = receive, send
-        self._limit, self._failed, self._source = limit, failed, source
+        self._limit, self._failed, (self._source, self._target) = limit, failed, ranks
 
     def __call__(self, x: Array, out: Array) -> bool:
         try:
@@ -155,14 +170,26 @@ class _Swap:
 
     def _run(self, x: Array, out: Array) -> None:
         arrived, sent = self._receive.start(out), self._send.start(x)
-        if arrived is None:
-            arrived = self._receive.wait(self._limit)
-        if sent is None:
-            sent = self._send.wait(self._limit)
         if arrived is None or sent is None:
-            raise self._failed(errno.ETIMEDOUT, self._source)
+            arrived = self._wait(arrived, sent)
         if not arrived:
             self._refuse(out)
+
+    def _wait(self, arrived: bool | None, sent: bool | None) -> bool:
+        """Wait for both by turns, so that the end of either's rank is seen."""
+        end = time.monotonic() + 1e-9 * self._limit
+        while arrived is None or sent is None:
+            left = _slice(end)
+            if arrived is None:
+                arrived = self._receive.wait(left)
+            elif sent is None:
+                sent = self._send.wait(left)
+            if sent is None:
+                sent = self._send.test()
+            if left < _SLICE and (arrived is None or sent is None):
+                who = self._source if arrived is None else self._target
+                raise self._failed(errno.ETIMEDOUT, who)
+        return arrived
 
     def _refuse(self, out: Array) -> None:
         """Take what came and say that it does not fit."""
@@ -171,6 +198,12 @@ class _Swap:
         if self._receive.take(as_bytes(np.empty(shape, dtype))) is None:
             self._receive.wait(self._limit)
         check_out(out, shape, dtype, f"sendrecv from rank {source}")
+
+
+def _slice(deadline: float | None) -> int:
+    """Return how long to wait for one of several, in nanoseconds."""
+    left = math.inf if deadline is None else 1e9 * (deadline - time.monotonic())
+    return int(max(0, min(_SLICE, left)))
 
 
 def _peer(op: Operation) -> int:

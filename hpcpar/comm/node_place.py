@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from .._core import Node, Recorder, RecordReader, node_sizes
+from .._core import Box, Node, Recorder, RecordReader, node_sizes
 from ..errors import CollectiveTimeout, HpcparError
 from . import record, where
 from .agree import Header, describe_call
@@ -118,7 +118,7 @@ class NodePlace:
         self._has_lost = False
         self._made: dict[tuple[int, ...], int] = {}
         self._open: dict[int, tuple[int, ...]] = {}
-        self._closed: list[tuple[int, int, tuple[tuple[int, int], ...]]] = []
+        self._closed: list[tuple[int, int, tuple[tuple[int, int], ...], Box]] = []
 
     @property
     def core(self) -> Node:
@@ -187,11 +187,16 @@ class NodePlace:
         where.add_last(error, (rank,), lambda _: self.last_of(place))
         return error
 
-    def retire(self, key: int, members: tuple[int, ...], areas: tuple[int, ...], mine: int) -> None:
-        """Let go of a group's area; it is used again when every member has let go."""
+    def retire(
+        self, key: int, members: tuple[int, ...], areas: tuple[int, ...], mine: int, box: Box
+    ) -> None:
+        """Let go of a group's area; it is used again when every member has let go.
+
+        Then nobody sends to its box any more.
+        """
         self.core.close(mine)
         self._open.pop(key, None)
-        self._closed.append((mine, key, tuple(zip(members, areas, strict=True))))
+        self._closed.append((mine, key, tuple(zip(members, areas, strict=True)), box))
 
     def describe_cycle(self, links: Sequence[tuple[int, int, int, bytes]]) -> str:
         """Return who waits where for whom, in words."""
@@ -205,11 +210,12 @@ class NodePlace:
 
     def _sweep(self) -> None:
         kept = []
-        for mine, key, others in self._closed:
+        for mine, key, others, box in self._closed:
             if all(self.core.is_closed(place, area, key) for place, area in others):
+                box.empty()
                 self.core.release(mine)
             else:
-                kept.append((mine, key, others))
+                kept.append((mine, key, others, box))
         self._closed = kept
 
     def has_lost(self) -> bool:
@@ -239,6 +245,7 @@ class NodePlace:
         """Leave in order, and hang up. Local; a second call does nothing."""
         self.has_lost()  # it cannot be seen later
         self.recorder.detach()  # errors still tell of it
+        self._closed = []  # boxes hold the windows
         self._let_go()
         self._core, self._heap, self._records = (
             None,

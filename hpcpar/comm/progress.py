@@ -156,12 +156,13 @@ class Progress:
     def carry(self, is_done: Callable[[], bool], deadline: float | None) -> bool:
         """Move flows on until `is_done`; return False when the deadline passed first."""
         pause = _FIRST_PAUSE
-        while not is_done():
+        while True:
             moved = self._turn()
+            if is_done():
+                return True
             if deadline is not None and time.monotonic() > deadline:
                 return False
             pause = _FIRST_PAUSE if moved else self._rest(pause)
-        return True
 
     def _tell(self) -> None:
         for told in self.changed:

@@ -235,7 +235,7 @@ class Runner:
 
     def message_error(self, code: int, rank: int) -> BaseException:
         """Return the exception of a message on the hot path; the group goes on."""
-        error = self.backend.error(code, rank)
+        error = self.backend.message_error(code, rank)
         if isinstance(error, HpcparError):
             where.place(error, self.here(), self.home.last_operations())
         return error
@@ -303,7 +303,7 @@ class Runner:
             return [] if self.backend.run(ops[0]) else ops
         for op in ops:
             self.backend.start(op)
-        return [op for op in ops if not self.backend.wait(op)]
+        return self.backend.wait_all(ops)
 
     def _carry_all(self, ops: list[Operation]) -> list[Operation]:
         """Run them, and asynchronous calls meanwhile, which others may wait for."""
@@ -328,6 +328,9 @@ class Runner:
 
     def _part(self, request: Request, ops: list[Operation], error: BaseException) -> None:
         """Leave operations that `error` has ended: others may be in the middle of them."""
+        if not request.collective:  # the other half of a sendrecv would take the next message
+            for op in ops:
+                self.backend.cancel(op)
         if _breaks_off(error):
             self._abandon(request, ops, error)
         elif isinstance(error, RankFailed):  # what MPI began for it may still go on

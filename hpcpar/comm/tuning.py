@@ -17,7 +17,7 @@ from ..errors import ArgumentError
 if TYPE_CHECKING:
     from .group import Group
 
-__all__ = ["Tuning", "apply", "built_in", "load", "where_kept"]
+__all__ = ["Tuning", "apply", "built_in", "find", "load", "where_kept"]
 
 _KIB = 1 << 10
 _LEAST, _MOST, _LINE = 16 * _KIB, 512 * _KIB, 64  # of a chunk; the core's slots hold no more
@@ -118,7 +118,12 @@ def where_kept(env: Mapping[str, str]) -> str | None:
 
 
 def load(env: Mapping[str, str]) -> Tuning:
-    """Return this processor's table, or what is built in. Local.
+    """Return this processor's table, or what is built in; see `find`. Local."""
+    return find(env)[0]
+
+
+def find(env: Mapping[str, str]) -> tuple[Tuning, str | None]:
+    """Return this processor's table and its file, or what is built in and None. Local.
 
     A file that ``HPCPAR_TUNING`` names must be right; a wrong one in the cache is said and left.
 
@@ -129,7 +134,7 @@ def load(env: Mapping[str, str]) -> Tuning:
     """
     path, is_named = where_kept(env), bool(env.get("HPCPAR_TUNING"))
     if path is None or (not is_named and not os.path.exists(path)):
-        return built_in()
+        return built_in(), None
     from . import tuning_file  # with json: most processes have no table
 
     try:
@@ -140,5 +145,5 @@ def load(env: Mapping[str, str]) -> Tuning:
         if is_named:
             raise ArgumentError(f"HPCPAR_TUNING: {path}: {error}") from error
         _log.warning("%s is left: %s Remove it, or run hpcpar tune.", path, error)
-        return built_in()
-    return built_in() if found is None else found
+        return built_in(), None
+    return (built_in(), None) if found is None else (found, path)

@@ -241,7 +241,11 @@ def _find_node(bootstrap: Bootstrap, settings: Settings) -> NodePlace | None:
     # A launcher may bind each rank to cores of its own.
     rows = bootstrap.all_gather(",".join(map(str, os.sched_getaffinity(0))).encode())
     cores = {core for row in rows for core in row.decode().split(",")}
-    agreed = _agree_on_tuning(bootstrap)
+    try:
+        agreed = _agree_on_tuning(bootstrap)
+    except ArgumentError:
+        windows.close()
+        raise
     if windows.how != "none" and windows.ranks == tuple(range(bootstrap.size)):
         return NodePlace(windows, len(cores), agreed)
     windows.close()

@@ -2,9 +2,9 @@
  * hp_mail.h - messages between two ranks of a node.
  *
  * A sender writes into a ring in its own window, one for each receiver, made by the first message.
- * Short payloads go with the head; of a long one the head says where it lies or will lie: in the
- * sender's array, if that is symmetric, else chunk by chunk in one of its transfers. Heads are taken
- * from the ring whenever anything of the rank moves, and wait in the process for their receive.
+ * Short payloads go with the head; of a long one the head names a transfer, which says where it lies
+ * or will lie: in the sender's array, if that is symmetric, else chunk by chunk in a buffer. Heads
+ * are taken from rings whenever a rank waits for anything, and wait in the process for a receive.
  *
  * One mail serves all groups and threads of a rank: a lock is held while heads move and chunks are
  * filled. Payloads are taken without it.
@@ -19,9 +19,10 @@
 #define HP_MAIL_RING 36864         /* bytes of a ring; 32 KiB of them hold messages */
 #define HP_MAIL_INLINE (8u << 10)  /* payloads up to this go with their heads */
 #define HP_MAIL_KIND (7u << 10)    /* bytes of the words that say what a message is */
-#define HP_TRANSFERS 64            /* long messages of a rank on their way, at most */
-#define HP_TRANSFER_SLOTS 8
-#define HP_TRANSFER_CHUNK (128u << 10)
+#define HP_TRANSFERS 1024          /* long messages of a rank that were not received yet */
+#define HP_BUFFERS 64              /* that a rank has, at most */
+#define HP_BUFFER_SLOTS 8
+#define HP_BUFFER_CHUNK (128u << 10)
 #define HP_DROPPED (UINT64_C(1) << 63) /* added to filled: the sender has given up */
 
 /* What a ring holds of a message; its kind and its payload follow, if that is short. */
@@ -40,14 +41,21 @@ struct hp_transfer {
     uint8_t pad_filled[56];
     _Atomic uint64_t taken; /* by the receiver; the transfer is free when it has them all */
     uint8_t pad_taken[56];
+    _Atomic uint64_t wanted; /* a receive has begun to fetch it */
+    uint8_t pad_wanted[56];
     uint64_t steps;
     struct hp_place place; /* of the sender's array, if it lies in a window: one step */
-    uint8_t pad_page[4096 - 2 * HP_CACHE_LINE - 24];
-    uint8_t slots[HP_TRANSFER_SLOTS][HP_TRANSFER_CHUNK];
+    int32_t buffer;        /* else where the chunks go; before the first one is filled: none */
+    uint8_t pad_line[36];
+};
+
+struct hp_buffer {
+    uint8_t slots[HP_BUFFER_SLOTS][HP_BUFFER_CHUNK];
 };
 
 _Static_assert(sizeof(struct hp_head) == 40, "heads are copied whole");
-_Static_assert(offsetof(struct hp_transfer, slots) == 4096, "slots lie on pages");
+_Static_assert(sizeof(struct hp_transfer) == 4 * HP_CACHE_LINE, "a line for each who writes");
+_Static_assert(HP_TRANSFERS * sizeof(struct hp_transfer) % 4096 == 0, "buffers lie on pages");
 _Static_assert(HP_MAIL_RING % 4096 == 0, "rings lie on pages");
 
 struct hp_letter;  /* a head that was taken from its ring */
@@ -63,13 +71,19 @@ struct hp_mail {
     struct hp_message *sends;      /* that are on their way, oldest first */
     uint64_t number;                /* of letters so far */
     unsigned looks;                 /* at one ring; now and then all are looked at */
-    uint8_t reserved[HP_TRANSFERS]; /* of each transfer's memory: nothing, its head, all */
+    bool has_transfers;             /* their memory is reserved */
+    bool in_use[HP_TRANSFERS];      /* by a send on its way, whatever its receiver has taken */
+    bool has_buffer[HP_BUFFERS];    /* its memory is reserved */
+    int user_of[HP_BUFFERS];        /* the transfer that has a buffer, or had it last */
     int line_ns; /* what a line of another rank's cache takes to come, about */
 };
 
 void hp_mail_init(struct hp_mail *mail, struct hp_node *node);
 /* Drop all letters. No message may be on its way. */
 void hp_mail_end(struct hp_mail *mail);
+
+/* Take in what has come, and move all sends on: for who waits for something else. */
+void hp_mail_stir(struct hp_mail *mail);
 
 /* A group's box: who its members are, and which of them has it. */
 struct hp_box {
@@ -97,6 +111,7 @@ struct hp_message {
 
     enum hp_stage stage;
     struct hp_message *next;
+    uint64_t turn; /* of a receive: its place in the line */
     struct hp_letter *letter; /* of a receive that is matched */
     int transfer;             /* of a send that has one, else -1 */
     uint64_t steps, moved;

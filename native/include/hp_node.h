@@ -134,9 +134,11 @@ struct hp_node {
     const struct hp_kernels *kernels;
     uint64_t length; /* bytes of every window */
     uint64_t rings;  /* where in it those of messages begin */
-    uint64_t transfers; /* where long messages have their places */
-    int num_transfers;
-    uint64_t heap; /* where symmetric arrays begin */
+    uint64_t transfers; /* where long messages are described */
+    uint64_t buffers;   /* what they go through */
+    int num_buffers;
+    uint64_t heap;        /* where symmetric arrays begin */
+    struct hp_mail *mail; /* who waits for anything takes messages in; NULL: there are none */
     int fd;          /* my window's, to reserve memory in; -1: it is memory already */
     unsigned spins;  /* looks before a wait sleeps; 0 on all ranks or on none */
     struct hp_tuning tuning;

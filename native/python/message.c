@@ -14,6 +14,7 @@
 typedef struct {
     PyObject_HEAD
     PyObject *node;
+    pid_t owner;
     struct hp_box core;
 } Box;
 
@@ -26,6 +27,8 @@ static PyObject *box_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OKO!i:Box", names, &node, &key, &PyTuple_Type,
                                      &members, &rank))
         return NULL;
+    if (PyType_GetSlot(Py_TYPE(node), Py_tp_new) != (void *)hp_py_node_new)
+        return PyErr_Format(PyExc_TypeError, "Box: takes a Node");
     const Py_ssize_t size = PyTuple_Size(members);
     if (size < 1 || size > HP_MAX_LOCAL || rank < 0 || rank >= size)
         return PyErr_Format(PyExc_ValueError, "Box: ranks out of range");
@@ -33,10 +36,17 @@ static PyObject *box_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!self)
         return NULL;
     self->node = Py_NewRef(node);
+    self->owner = hp_py_process;
     self->core = (struct hp_box){.mail = &((Node *)node)->mail, .key = key, .size = (int)size,
                                  .rank = rank};
-    for (int r = 0; r < size; r++)
-        self->core.members[r] = (int)PyLong_AsLong(PyTuple_GetItem(members, r));
+    for (int r = 0; r < size; r++) {
+        const long place = PyLong_AsLong(PyTuple_GetItem(members, r));
+        if (place < 0 || place >= ((Node *)node)->core.size) {
+            Py_DECREF((PyObject *)self);
+            return PyErr_Format(PyExc_ValueError, "Box: no such place on the node");
+        }
+        self->core.members[r] = (int)place;
+    }
     return (PyObject *)self;
 }
 
@@ -51,7 +61,8 @@ static void box_dealloc(PyObject *object)
 static PyObject *empty(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    hp_box_empty(&((Box *)object)->core);
+    if (((Box *)object)->owner == hp_py_process)
+        hp_box_empty(&((Box *)object)->core);
     return Py_NewRef(Py_None);
 }
 
@@ -109,6 +120,7 @@ typedef struct {
     PyObject *failed; /* makes the exception from an error's number and the rank */
     PyObject *array;  /* in use */
     struct hp_message core;
+    pid_t owner; /* a forked child has no part in its parent's messages */
     int lane;
     uint64_t limit;  /* nanoseconds that a call on the hot path may take */
     uint64_t looked; /* when sockets were looked at last */
@@ -129,6 +141,8 @@ static PyObject *message_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OpiLOiOK:Message", names, &box, &sends, &peer,
                                      &tag, &kind, &lane, &failed, &limit))
         return NULL;
+    if (PyType_GetSlot(Py_TYPE(box), Py_tp_new) != (void *)box_new)
+        return PyErr_Format(PyExc_TypeError, "Message: takes a Box");
     if (kind != Py_None && (!PyBytes_Check(kind) || PyBytes_Size(kind) > HP_MAIL_KIND))
         return PyErr_Format(PyExc_ValueError, "Message: its kind takes more than %d bytes",
                             HP_MAIL_KIND);
@@ -138,6 +152,7 @@ static PyObject *message_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->box = Py_NewRef(box);
     self->kind = Py_NewRef(kind);
     self->failed = Py_NewRef(failed);
+    self->owner = hp_py_process;
     self->lane = lane;
     self->limit = limit;
     self->core = (struct hp_message){.box = &((Box *)box)->core, .peer = peer, .tag = tag,
@@ -162,7 +177,8 @@ static int message_traverse(PyObject *object, visitproc visit, void *arg)
 
 static bool is_under_way(const Message *self)
 {
-    return self->core.stage != HP_IDLE && self->core.stage != HP_FINISHED;
+    return self->owner == hp_py_process && self->core.stage != HP_IDLE &&
+           self->core.stage != HP_FINISHED;
 }
 
 static void message_dealloc(PyObject *object)
@@ -190,16 +206,15 @@ static PyObject *raise(Message *self, int rc)
     return NULL;
 }
 
-/* True: done; False: a receive has found what it may not take unasked; None: pending; NULL: failed. */
+/* True: done; False: found what it may not take unasked; None: pending; NULL: failed. */
 static PyObject *outcome(Message *self, int rc)
 {
+    if (rc < 0 && is_under_way(self))
+        hp_mail_cancel(&self->core); /* first: until then the array is in use */
     if (rc != HP_PENDING && rc != HP_FOUND)
         Py_CLEAR(self->array);
-    if (rc < 0) {
-        if (is_under_way(self))
-            hp_mail_cancel(&self->core);
+    if (rc < 0)
         return raise(self, rc);
-    }
     return rc == HP_PENDING ? Py_NewRef(Py_None) : PyBool_FromLong(rc == HP_DONE);
 }
 
@@ -233,7 +248,7 @@ static int find_lost(Message *self)
     self->looked = hp_now();
     if (on >= 0)
         return hp_py_is_gone(node_of(self), box->members[on]) ? on : -1;
-    int lost = -1;
+    int lost = -1; /* of those that might send to who takes anything, all must be gone */
     for (int r = box->size - 1; r >= 0; r--) {
         if (r != box->rank && !hp_py_is_gone(node_of(self), box->members[r]) &&
             hp_node_is_alive(&node_of(self)->core, box->members[r]))

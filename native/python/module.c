@@ -40,7 +40,8 @@ static PyObject *node_sizes(PyObject *module, PyObject *unused)
                          (unsigned long long)HP_RECORD_OFFSET, "areas",
                          (unsigned long long)HP_AREAS_OFFSET, "ring",
                          (unsigned long long)HP_MAIL_RING, "transfer",
-                         (unsigned long long)sizeof(struct hp_transfer));
+                         (unsigned long long)sizeof(struct hp_buffer) +
+                             HP_TRANSFERS * sizeof(struct hp_transfer));
 }
 
 static PyMethodDef methods[] = {

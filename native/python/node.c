@@ -68,7 +68,7 @@ static PyObject *tune(PyObject *self, PyObject *tuning)
     return read_tuning((Node *)self, tuning) ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+PyObject *hp_py_node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"windows", "index", "fd", "ties", "spins", "tuning", "in_threads",
                             NULL};
@@ -234,6 +234,7 @@ static PyObject *node_sleep(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "IK:sleep", &heard, &nanoseconds))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
+    hp_mail_stir(&((Node *)self)->mail);
     if (nanoseconds > 0)
         hp_bell_sleep(own_bell(self), heard, nanoseconds);
     hp_bell_leave(own_bell(self));
@@ -323,7 +324,7 @@ static PyMethodDef node_methods[] = {
 static PyType_Slot node_slots[] = {
     {Py_tp_doc, "Node(windows, index, fd, ties, spins, tuning, in_threads)\n--\n\n"
                 "My node's windows."},
-    {Py_tp_new, node_new},
+    {Py_tp_new, hp_py_node_new},
     {Py_tp_dealloc, node_dealloc},
     {Py_tp_methods, node_methods},
     {0, NULL},

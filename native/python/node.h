@@ -23,6 +23,8 @@ typedef struct {
     struct hp_team core;
 } Team;
 
+/* Node's constructor, by which a Node is known. */
+PyObject *hp_py_node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 /* Whether a peer's process is gone. */
 bool hp_py_is_gone(const Node *node, int peer);
 

@@ -17,6 +17,7 @@
 
 #include "engine.h"
 #include "hp_atomic.h"
+#include "hp_mail.h"
 
 #define YIELDS 8
 
@@ -108,6 +109,8 @@ static int doze(struct hp_call *call, uint64_t nanoseconds)
 {
     struct hp_bell *const mine = bell_of(call->team, call->team->rank);
     const uint32_t heard = hp_bell_enter(mine);
+    if (call->team->node->mail)
+        hp_mail_stir(call->team->node->mail); /* who sends to me may have to, before it comes */
     int rc = hp_call_advance(call);
     if (rc == HP_PENDING)
         rc = hp_call_look(call); /* death and departure */

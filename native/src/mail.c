@@ -14,6 +14,7 @@ void hp_mail_init(struct hp_mail *mail, struct hp_node *node)
 {
     memset(mail, 0, sizeof *mail);
     mail->node = node;
+    node->mail = mail;
     pthread_mutex_init(&mail->lock, NULL);
 }
 
@@ -203,20 +204,37 @@ static bool must_wait(const struct hp_message *message)
     return false;
 }
 
+/* A send that is out cannot be called back; its receiver learns that there is nothing to fetch. */
+static void call_back(struct hp_message *message)
+{
+    struct hp_mail *const mail = message->box->mail;
+    if (message->stage == HP_CARRYING)
+        hp_transfer_drop(mail, message->transfer);
+    else if (message->stage == HP_WAITING && message->transfer >= 0)
+        hp_transfer_close(mail, message->transfer);
+}
+
 /* Move a send on, to HP_FINISHED at best. */
 static void push(struct hp_message *message)
 {
+    int rc = -EAGAIN;
     if (message->stage == HP_WAITING && !must_wait(message)) {
-        const int rc = post(message);
-        if (rc == 0)
-            message->stage = is_short(message) ? HP_FINISHED : HP_CARRYING;
-        else if (rc != -EAGAIN) {
-            message->failure = rc;
-            message->stage = HP_FINISHED;
+        rc = post(message);
+        if (rc == 0 && !is_short(message)) {
+            message->stage = HP_CARRYING;
+            rc = -EAGAIN;
         }
     }
-    if (message->stage == HP_CARRYING && hp_transfer_fill(message))
-        message->stage = HP_FINISHED;
+    if (message->stage == HP_CARRYING)
+        rc = hp_transfer_fill(message);
+    if (rc == -EAGAIN)
+        return;
+    if (rc < 0)
+        call_back(message);
+    else if (message->transfer >= 0)
+        hp_transfer_leave(message->box->mail, message->transfer);
+    message->failure = rc;
+    message->stage = HP_FINISHED;
 }
 
 static void push_all(struct hp_mail *mail)
@@ -239,6 +257,7 @@ void hp_mail_begin(struct hp_message *message)
     message->blocked_on = message->peer;
     message->stage = HP_WAITING;
     pthread_mutex_lock(&mail->lock);
+    message->turn = ++mail->number;
     if (message->way == HP_RECEIVE)
         hp_match_receive(mail, message);
     else
@@ -246,20 +265,29 @@ void hp_mail_begin(struct hp_message *message)
     pthread_mutex_unlock(&mail->lock);
 }
 
-/* Look into rings, into `all` or where the message must come from, and move all sends on. */
+/*
+ * Look into all rings or, in most looks of a receive that waits for one rank, into that one's, and
+ * move all sends on. Others may wait for room in any ring while this rank waits.
+ */
 static int stir(struct hp_mail *mail, const struct hp_message *message, bool all)
 {
     const bool one = message->way == HP_RECEIVE && message->peer >= 0;
     int rc = 0;
-    if (message->stage == HP_WAITING) {
-        if (one && !all && ++mail->looks % LOOK_AT_ALL)
-            rc = drain(mail, place_of(message));
-        else
-            rc = drain_all(mail);
-    }
+    if (!one || all || ++mail->looks % LOOK_AT_ALL == 0)
+        rc = drain_all(mail);
+    else if (message->stage == HP_WAITING)
+        rc = drain(mail, place_of(message));
     if (mail->sends)
         push_all(mail);
     return rc;
+}
+
+void hp_mail_stir(struct hp_mail *mail)
+{
+    pthread_mutex_lock(&mail->lock);
+    drain_all(mail); /* no memory is said to who asks for a message */
+    push_all(mail);
+    pthread_mutex_unlock(&mail->lock);
 }
 
 /* What was found is here, or will not come. */
@@ -349,31 +377,23 @@ struct hp_envelope hp_mail_found(const struct hp_message *message)
                                 .kind_length = letter->head.kind_length};
 }
 
-/* A send that is out cannot be called back; its receiver learns that there is nothing to fetch. */
-static void call_back(struct hp_message *message)
-{
-    struct hp_mail *const mail = message->box->mail;
-    hp_match_remove(&mail->sends, message);
-    if (message->stage == HP_CARRYING)
-        hp_transfer_drop(mail, message->transfer);
-    else if (message->stage == HP_WAITING && message->transfer >= 0)
-        hp_transfer_close(mail, message->transfer);
-}
-
 void hp_mail_cancel(struct hp_message *message)
 {
     struct hp_mail *const mail = message->box->mail;
     pthread_mutex_lock(&mail->lock);
-    if (message->way == HP_SEND)
+    if (message->way == HP_SEND) {
+        hp_match_remove(&mail->sends, message);
         call_back(message);
-    else if (message->stage == HP_WAITING)
+    } else if (message->stage == HP_WAITING) {
         hp_match_remove(&mail->receives, message);
-    else if (message->stage == HP_MATCHED)
+    } else if (message->stage == HP_MATCHED) {
         hp_match_letter(mail, message->letter);
-    else if (message->stage == HP_CARRYING)
+    } else if (message->stage == HP_CARRYING) {
         end(message, 0);
+    }
     message->stage = HP_FINISHED;
     pthread_mutex_unlock(&mail->lock);
+    hp_node_ring(mail->node, mail->node->index); /* another thread may go on now */
 }
 
 int hp_mail_probe(struct hp_message *message, struct hp_envelope *found, char *kind, size_t room)
@@ -381,9 +401,8 @@ int hp_mail_probe(struct hp_message *message, struct hp_envelope *found, char *k
     struct hp_mail *const mail = message->box->mail;
     pthread_mutex_lock(&mail->lock);
     const int rc = drain_all(mail);
-    const struct hp_letter *letter = mail->letters;
-    while (letter && !hp_match_fits(message, &letter->head))
-        letter = letter->next;
+    push_all(mail);
+    const struct hp_letter *const letter = hp_match_look(mail, message);
     if (letter) {
         const size_t length = letter->head.kind_length;
         *found = (struct hp_envelope){.source = letter->head.rank, .tag = letter->head.tag,
@@ -410,18 +429,29 @@ static bool is_alive(const struct hp_message *message, int rank)
     return hp_node_is_alive(message->box->mail->node, message->box->members[rank]);
 }
 
+static bool has_failed(const struct hp_message *message, int rank)
+{
+    const int place = message->box->members[rank];
+    /* pairs with hp_node_leave */
+    return hp_load_ordered(&message->box->mail->node->windows[place]->state) == HP_FAILED;
+}
+
 int hp_mail_look(const struct hp_message *message)
 {
     const struct hp_box *const box = message->box;
     if (message->blocked_on >= 0)
         return is_alive(message, message->blocked_on) ? -1 : message->blocked_on;
     int gone = -1;
+    bool any = false;
     for (int r = box->size - 1; r >= 0; r--) {
-        if (r != box->rank && is_alive(message, r))
-            return -1;
-        gone = r != box->rank ? r : gone;
+        if (r == box->rank)
+            continue;
+        if (has_failed(message, r))
+            return r; /* nobody knows whether it was the one that should have sent */
+        any = any || is_alive(message, r);
+        gone = r;
     }
-    return gone;
+    return any ? -1 : gone;
 }
 
 static int spin(struct hp_message *message)

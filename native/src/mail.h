@@ -23,6 +23,8 @@ void hp_match_letter(struct hp_mail *mail, struct hp_letter *letter);
 void hp_match_receive(struct hp_mail *mail, struct hp_message *message);
 /* Take out the letter behind one, or the first. */
 struct hp_letter *hp_match_drop(struct hp_mail *mail, struct hp_letter *before);
+/* The first letter that a receive would get, left where it is; or NULL. */
+const struct hp_letter *hp_match_look(struct hp_mail *mail, const struct hp_message *message);
 /* The first receive in the line for a message with this head. */
 struct hp_message *hp_match_find(struct hp_mail *mail, const struct hp_head *head);
 /* Put a message at the end of a line. */
@@ -34,10 +36,12 @@ bool hp_match_fits(const struct hp_message *message, const struct hp_head *head)
 
 /* ---- transfer.c: long payloads ------------------------------------------------------------ */
 
-/* Take a transfer for a long message, and say in it where the payload lies. -EAGAIN, -ENOMEM. */
+/* Take a transfer for a long message; it says where the payload lies. -EAGAIN, -ENOMEM. */
 int hp_transfer_open(struct hp_message *message);
-/* Fill all slots that are free; whether the sender has done its part. */
-bool hp_transfer_fill(struct hp_message *message);
+/* Fill all slots that are free. 0: the sender has done its part; -EAGAIN, -ENOMEM. */
+int hp_transfer_fill(struct hp_message *message);
+/* Need it no more as its sender: it is free when the receiver has all. */
+void hp_transfer_leave(struct hp_mail *mail, int transfer);
 /* Give it back, when nobody has heard of it yet. */
 void hp_transfer_close(struct hp_mail *mail, int transfer);
 /* Give up as its sender. */

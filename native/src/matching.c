@@ -2,7 +2,6 @@
  * Which message goes to which receive: each letter to the first receive that fits, each receive to
  * the first letter, in the order of the calls and of the coming.
  */
-#include <errno.h>
 #include <stdlib.h>
 
 #include "mail.h"
@@ -89,29 +88,53 @@ void hp_match_letter(struct hp_mail *mail, struct hp_letter *letter)
     join(message, letter);
 }
 
+/* The letter behind one, or the first, that fits; `before` comes to be the one before it. */
+static struct hp_letter *next_fit(struct hp_mail *mail, const struct hp_message *message,
+                                  struct hp_letter **before)
+{
+    struct hp_letter *letter = *before ? (*before)->next : mail->letters;
+    while (letter && !hp_match_fits(message, &letter->head)) {
+        *before = letter;
+        letter = letter->next;
+    }
+    return letter;
+}
+
 /* The first letter for a receive, taken out; letters that are void go on the way. */
 static struct hp_letter *take_letter(struct hp_mail *mail, const struct hp_message *message)
 {
-    struct hp_letter *before = NULL, *letter = mail->letters;
-    while (letter) {
-        if (!hp_match_fits(message, &letter->head)) {
-            before = letter;
-        } else {
-            hp_match_drop(mail, before);
-            if (!hp_match_is_void(mail, letter))
-                return letter;
-        }
-        letter = before ? before->next : mail->letters;
+    struct hp_letter *before = NULL, *letter;
+    while ((letter = next_fit(mail, message, &before))) {
+        hp_match_drop(mail, before);
+        if (!hp_match_is_void(mail, letter))
+            return letter;
     }
     return NULL;
+}
+
+const struct hp_letter *hp_match_look(struct hp_mail *mail, const struct hp_message *message)
+{
+    struct hp_letter *const letter = take_letter(mail, message);
+    if (letter)
+        keep(mail, letter);
+    return letter;
+}
+
+/* Into the line where its turn is: a receive may come back to it. */
+static void wait_in_line(struct hp_mail *mail, struct hp_message *message)
+{
+    struct hp_message **at = &mail->receives;
+    while (*at && (*at)->turn < message->turn)
+        at = &(*at)->next;
+    message->next = *at;
+    *at = message;
 }
 
 void hp_match_receive(struct hp_mail *mail, struct hp_message *message)
 {
     struct hp_letter *const letter = take_letter(mail, message);
-    if (letter) {
+    if (letter)
         join(message, letter);
-        return;
-    }
-    hp_match_append(&mail->receives, message);
+    else
+        wait_in_line(mail, message);
 }

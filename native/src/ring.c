@@ -10,7 +10,7 @@
 #include "hp_atomic.h"
 #include "hpcpar.h"
 
-#define MAGIC 0x687072696e673031ull /* "hpring01": changes with the layout */
+#define MAGIC 0x687072696e673032ull /* "hpring02": changes with the layout */
 #define SKIP (1ull << 63)
 #define MIN_CAPACITY 64
 

@@ -8,8 +8,6 @@
 #include "hp_atomic.h"
 #include "mail.h"
 
-enum { NOTHING, HEAD, ALL }; /* what is reserved of a transfer */
-
 static struct hp_transfer *transfer_of(const struct hp_node *node, int place, int index)
 {
     char *const all = (char *)node->windows[place] + node->transfers;
@@ -26,38 +24,80 @@ static struct hp_transfer *its(const struct hp_mail *mail, const struct hp_lette
     return transfer_of(mail->node, letter->place, letter->head.transfer);
 }
 
-/* -EAGAIN: its last payload has not been fetched yet. */
-static int claim(struct hp_mail *mail, int index, int need)
+static struct hp_buffer *buffer_of(const struct hp_node *node, int place, int index)
 {
-    struct hp_transfer *const transfer = mine(mail, index);
-    if (mail->reserved[index] != NOTHING &&
-        hp_load_ordered(&transfer->taken) != transfer->steps) /* pairs with hp_transfer_fetch */
-        return -EAGAIN;
-    const uint64_t nbytes = need == ALL ? sizeof *transfer : offsetof(struct hp_transfer, slots);
-    if (mail->reserved[index] < need && hp_node_reserve(mail->node, transfer, nbytes) < 0)
+    char *const all = (char *)node->windows[place] + node->buffers;
+    return (struct hp_buffer *)all + index;
+}
+
+/* Whether both sides are through with a transfer. */
+static bool is_free(const struct hp_mail *mail, int index)
+{
+    const struct hp_transfer *const transfer = mine(mail, index);
+    return !mail->in_use[index] &&
+           hp_load_ordered(&transfer->taken) == transfer->steps; /* pairs with hp_transfer_end */
+}
+
+static int reserve_all(struct hp_mail *mail)
+{
+    const uint64_t nbytes = HP_TRANSFERS * sizeof(struct hp_transfer);
+    if (!mail->has_transfers && hp_node_reserve(mail->node, mine(mail, 0), nbytes) < 0)
         return -ENOMEM;
-    if (mail->reserved[index] < need)
-        mail->reserved[index] = (uint8_t)need;
+    mail->has_transfers = true;
     return 0;
 }
 
 int hp_transfer_open(struct hp_message *message)
 {
     struct hp_mail *const mail = message->box->mail;
-    const struct hp_place place = hp_node_place(mail->node, message->data, message->nbytes);
-    int rc = -EAGAIN, index = -1;
-    while (rc == -EAGAIN && ++index < mail->node->num_transfers)
-        rc = claim(mail, index, place.at ? HEAD : ALL);
-    if (rc < 0)
-        return rc;
+    int index = 0;
+    if (reserve_all(mail) < 0)
+        return -ENOMEM;
+    while (index < HP_TRANSFERS && !is_free(mail, index))
+        index++;
+    if (index == HP_TRANSFERS)
+        return -EAGAIN;
     struct hp_transfer *const transfer = mine(mail, index);
-    const uint64_t chunks = (message->nbytes + HP_TRANSFER_CHUNK - 1) / HP_TRANSFER_CHUNK;
-    transfer->place = place;
-    transfer->steps = message->steps = place.at ? 1 : chunks;
+    const uint64_t chunks = (message->nbytes + HP_BUFFER_CHUNK - 1) / HP_BUFFER_CHUNK;
+    transfer->place = hp_node_place(mail->node, message->data, message->nbytes);
+    transfer->buffer = -1;
+    transfer->steps = message->steps = transfer->place.at ? 1 : chunks;
     hp_store_release(&transfer->taken, 0);
-    hp_store_release(&transfer->filled, place.at ? 1 : 0);
+    hp_store_release(&transfer->wanted, 0);
+    hp_store_release(&transfer->filled, transfer->place.at ? 1 : 0);
+    mail->in_use[index] = true;
     message->transfer = index;
     message->moved = 0;
+    return 0;
+}
+
+/* The first buffer that nobody has; -1: there is none. */
+static int find_buffer(const struct hp_mail *mail)
+{
+    for (int b = 0; b < mail->node->num_buffers; b++)
+        if (!mail->has_buffer[b] || is_free(mail, mail->user_of[b]) ||
+            mine(mail, mail->user_of[b])->buffer != b)
+            return b;
+    return -1;
+}
+
+/*
+ * Give a transfer a buffer. The last one is kept for what a receive waits for: else messages that
+ * are not received yet could keep one from being received first.
+ */
+static int take_buffer(struct hp_mail *mail, int index)
+{
+    struct hp_transfer *const transfer = mine(mail, index);
+    const int b = find_buffer(mail);
+    const bool is_last = b == mail->node->num_buffers - 1;
+    if (b < 0 || (is_last && !hp_load_ordered(&transfer->wanted))) /* pairs with _begin */
+        return -EAGAIN;
+    struct hp_buffer *const buffer = buffer_of(mail->node, mail->node->index, b);
+    if (!mail->has_buffer[b] && hp_node_reserve(mail->node, buffer, sizeof *buffer) < 0)
+        return -ENOMEM;
+    mail->has_buffer[b] = true;
+    mail->user_of[b] = index;
+    transfer->buffer = b;
     return 0;
 }
 
@@ -67,7 +107,7 @@ static bool has_room(struct hp_mail *mail, const struct hp_transfer *transfer, u
     const uint64_t began = hp_now();
     const uint64_t taken = hp_load_ordered(&transfer->taken); /* pairs with hp_transfer_fetch */
     const uint64_t took = hp_now() - began;
-    if (taken + HP_TRANSFER_SLOTS <= chunk)
+    if (taken + HP_BUFFER_SLOTS <= chunk)
         return false;
     mail->line_ns = hp_line_after(mail->node, mail->line_ns, took);
     return true;
@@ -81,40 +121,52 @@ static void put(void *to, const void *from, uint64_t nbytes, bool past)
         hp_copy(to, from, nbytes);
 }
 
-static void fill_slot(struct hp_message *message, struct hp_transfer *transfer)
+static void fill_slot(struct hp_message *message, const struct hp_transfer *transfer)
 {
-    const uint64_t at = message->moved * HP_TRANSFER_CHUNK, left = message->nbytes - at;
+    const struct hp_node *const node = message->box->mail->node;
+    struct hp_buffer *const buffer = buffer_of(node, node->index, transfer->buffer);
+    const uint64_t at = message->moved * HP_BUFFER_CHUNK, left = message->nbytes - at;
     const bool past = hp_line_is_far(message->box->mail->node, message->box->mail->line_ns);
-    put(transfer->slots[message->moved % HP_TRANSFER_SLOTS], (const char *)message->data + at,
-        left < HP_TRANSFER_CHUNK ? left : HP_TRANSFER_CHUNK, past);
+    put(buffer->slots[message->moved % HP_BUFFER_SLOTS], (const char *)message->data + at,
+        left < HP_BUFFER_CHUNK ? left : HP_BUFFER_CHUNK, past);
     message->moved++;
 }
 
-bool hp_transfer_fill(struct hp_message *message)
+int hp_transfer_fill(struct hp_message *message)
 {
     struct hp_mail *const mail = message->box->mail;
     struct hp_transfer *const transfer = mine(mail, message->transfer);
-    if (transfer->place.at)
-        return hp_load_ordered(&transfer->taken) == 1; /* pairs with hp_transfer_end */
+    if (transfer->place.at) /* pairs with hp_transfer_end */
+        return hp_load_ordered(&transfer->taken) == 1 ? 0 : -EAGAIN;
+    const int rc = transfer->buffer < 0 ? take_buffer(mail, message->transfer) : 0;
+    if (rc < 0)
+        return rc;
     while (message->moved < message->steps) {
-        if (message->moved >= HP_TRANSFER_SLOTS && !has_room(mail, transfer, message->moved))
-            return false;
+        if (message->moved >= HP_BUFFER_SLOTS && !has_room(mail, transfer, message->moved))
+            return -EAGAIN;
         fill_slot(message, transfer);
         hp_store_ordered(&transfer->filled, message->moved);
         hp_node_ring(mail->node, message->box->members[message->peer]);
     }
-    return true;
+    return 0;
+}
+
+void hp_transfer_leave(struct hp_mail *mail, int index)
+{
+    mail->in_use[index] = false;
 }
 
 void hp_transfer_close(struct hp_mail *mail, int index)
 {
     hp_store_ordered(&mine(mail, index)->taken, mine(mail, index)->steps);
+    hp_transfer_leave(mail, index);
 }
 
 void hp_transfer_drop(struct hp_mail *mail, int index)
 {
     struct hp_transfer *const transfer = mine(mail, index);
     hp_store_ordered(&transfer->filled, hp_load_relaxed(&transfer->filled) | HP_DROPPED);
+    hp_transfer_leave(mail, index);
 }
 
 bool hp_transfer_was_dropped(struct hp_mail *mail, const struct hp_letter *letter)
@@ -125,8 +177,11 @@ bool hp_transfer_was_dropped(struct hp_mail *mail, const struct hp_letter *lette
 
 void hp_transfer_begin(struct hp_message *message)
 {
-    message->steps = its(message->box->mail, message->letter)->steps;
+    struct hp_mail *const mail = message->box->mail;
+    message->steps = its(mail, message->letter)->steps;
     message->moved = 0;
+    hp_store_ordered(&its(mail, message->letter)->wanted, 1);
+    hp_node_ring(mail->node, message->letter->place);
 }
 
 static void count_taken(struct hp_mail *mail, const struct hp_letter *letter, uint64_t taken)
@@ -150,7 +205,9 @@ static int fetch_whole(struct hp_message *message)
     const uint64_t nbytes = letter->head.nbytes;
     put(message->data, (const char *)mail->node->windows[place.window] + place.at, nbytes,
         nbytes >= mail->node->tuning.stream);
-    return hp_transfer_was_dropped(mail, letter) ? -ECANCELED : HP_DONE;
+    /* In one step with a store, so that no part of the array is read after it. */
+    const uint64_t filled = hp_add_ordered(&its(mail, letter)->filled, 0);
+    return filled & HP_DROPPED ? -ECANCELED : HP_DONE;
 }
 
 int hp_transfer_fetch(struct hp_message *message)
@@ -163,11 +220,14 @@ int hp_transfer_fetch(struct hp_message *message)
         return -ECANCELED;
     if (transfer->place.at)
         return fetch_whole(message);
+    if (filled == 0)
+        return HP_PENDING;
+    const struct hp_buffer *const buffer = buffer_of(mail->node, letter->place, transfer->buffer);
     const uint64_t nbytes = letter->head.nbytes;
     for (; message->moved < filled; message->moved++) {
-        const uint64_t at = message->moved * HP_TRANSFER_CHUNK, left = nbytes - at;
-        put((char *)message->data + at, transfer->slots[message->moved % HP_TRANSFER_SLOTS],
-            left < HP_TRANSFER_CHUNK ? left : HP_TRANSFER_CHUNK,
+        const uint64_t at = message->moved * HP_BUFFER_CHUNK, left = nbytes - at;
+        put((char *)message->data + at, buffer->slots[message->moved % HP_BUFFER_SLOTS],
+            left < HP_BUFFER_CHUNK ? left : HP_BUFFER_CHUNK,
             nbytes >= mail->node->tuning.stream);
         if (message->moved + 1 < message->steps) /* the last is counted when the receive ends */
             count_taken(mail, letter, message->moved + 1);

@@ -40,11 +40,12 @@ static int lay_out(struct hp_node *node)
     const uint64_t areas = half < 1 ? 1 : half > HP_MAX_TEAMS ? HP_MAX_TEAMS : half;
     node->rings = HP_AREAS_OFFSET + areas * sizeof(struct hp_area);
     node->transfers = node->rings + (uint64_t)node->size * HP_MAIL_RING;
-    if (node->transfers + sizeof(struct hp_transfer) > node->length)
+    node->buffers = node->transfers + HP_TRANSFERS * sizeof(struct hp_transfer);
+    if (node->buffers + sizeof(struct hp_buffer) > node->length)
         return -EINVAL;
-    const uint64_t part = (node->length - node->transfers) / 4 / sizeof(struct hp_transfer);
-    node->num_transfers = part < 1 ? 1 : part > HP_TRANSFERS ? HP_TRANSFERS : (int)part;
-    node->heap = node->transfers + (uint64_t)node->num_transfers * sizeof(struct hp_transfer);
+    const uint64_t part = (node->length - node->buffers) / 4 / sizeof(struct hp_buffer);
+    node->num_buffers = part < 1 ? 1 : part > HP_BUFFERS ? HP_BUFFERS : (int)part;
+    node->heap = node->buffers + (uint64_t)node->num_buffers * sizeof(struct hp_buffer);
     return 0;
 }
 

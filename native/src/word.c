@@ -1,6 +1,6 @@
 /* Numbers that ranks change in each other's windows, and wait for. */
 #include "hp_atomic.h"
-#include "hp_node.h"
+#include "hp_mail.h"
 
 uint64_t hp_word_add(void *word, uint64_t value)
 {
@@ -35,6 +35,8 @@ bool hp_word_wait(const struct hp_node *node, const void *word, enum hp_compare 
             return true;
     }
     const uint32_t heard = hp_bell_enter(mine);
+    if (node->mail)
+        hp_mail_stir(node->mail);
     *seen = hp_load_ordered(word);
     if (!compares(*seen, compare, value, is_signed)) {
         hp_bell_sleep(mine, heard, nanoseconds);

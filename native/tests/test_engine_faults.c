@@ -414,7 +414,8 @@ static void lack_memory(struct rank *rank)
 /* One page too short for the messages of so many ranks. */
 static void test_too_short(void)
 {
-    const uint64_t messages = 2 * HP_MAIL_RING + sizeof(struct hp_transfer);
+    const uint64_t messages = 2 * HP_MAIL_RING + sizeof(struct hp_buffer) +
+                              HP_TRANSFERS * sizeof(struct hp_transfer);
     struct world world = {.size = 2, .length = HP_WINDOW_MIN + messages - 4096};
     struct hp_node node;
     map_window(&world, 0);
@@ -426,7 +427,8 @@ static void test_too_short(void)
 
 static void test_refused(void)
 {
-    const uint64_t messages = 2 * HP_MAIL_RING + sizeof(struct hp_transfer);
+    const uint64_t messages = 2 * HP_MAIL_RING + sizeof(struct hp_buffer) +
+                              HP_TRANSFERS * sizeof(struct hp_transfer);
     struct world world = {.size = 2, .length = HP_WINDOW_MIN + messages};
     struct hp_node node;
     map_window(&world, 0);

@@ -8,7 +8,7 @@
 #define SOON (2 * SECOND)
 #define MS 1000000u
 
-enum { ANY = -1, LONG = (HP_TRANSFER_SLOTS + 3) * HP_TRANSFER_CHUNK + 17 };
+enum { ANY = -1, LONG = (HP_BUFFER_SLOTS + 3) * HP_BUFFER_CHUNK + 17 };
 
 static struct hp_box open_box(struct rank *rank, uint64_t key)
 {
@@ -85,8 +85,8 @@ static uint64_t receive_number(struct hp_box *box, int from, int64_t tag)
 
 /* ---- what arrives --------------------------------------------------------------------------- */
 
-static const uint64_t sizes[] = {0, 1, 7, HP_MAIL_INLINE, HP_MAIL_INLINE + 1, HP_TRANSFER_CHUNK,
-                                 HP_TRANSFER_CHUNK + 1, LONG};
+static const uint64_t sizes[] = {0, 1, 7, HP_MAIL_INLINE, HP_MAIL_INLINE + 1, HP_BUFFER_CHUNK,
+                                 HP_BUFFER_CHUNK + 1, LONG};
 enum { NUM_SIZES = sizeof sizes / sizeof sizes[0] };
 
 /* The array of a rank: in its window, or nowhere. */
@@ -275,6 +275,42 @@ static void body_cancel(struct rank *rank)
     free(x);
 }
 
+/* A receive whose message was withdrawn keeps its place in the line. */
+static void body_order(struct rank *rank)
+{
+    struct hp_box box = open_box(rank, GROUP_KEY);
+    struct hp_message m, first, second;
+    uint8_t *const x = calloc(1, LONG);
+    if (box.rank == 0) {
+        begin_receive(&first, &box, 1, 1);
+        begin_receive(&second, &box, 1, 1);
+        meet(rank);
+        meet(rank); /* the long one has come */
+        hp_mail_stir(&rank->mail);
+        CHECK(first.stage == HP_MATCHED && second.stage == HP_WAITING);
+        meet(rank);
+        meet(rank); /* and is withdrawn */
+        uint64_t numbers[2];
+        CHECK(hp_mail_advance(&first) != HP_DONE);
+        fetch(&second, 0, (uint8_t *)&numbers[1], 8);
+        fetch(&first, 0, (uint8_t *)&numbers[0], 8);
+        CHECK(numbers[0] == 1 && numbers[1] == 2);
+    } else {
+        meet(rank);
+        begin_send(&m, &box, 0, 1, x, LONG);
+        CHECK(hp_mail_advance(&m) == HP_PENDING);
+        meet(rank);
+        meet(rank);
+        hp_mail_cancel(&m);
+        meet(rank);
+        sleep_ns(20 * MS); /* the first one has looked */
+        send_number(&box, 0, 1, 1);
+        send_number(&box, 0, 1, 2);
+    }
+    meet(rank);
+    free(x);
+}
+
 /* What came for a group goes with it, and long messages have their places back. */
 static void body_empty(struct rank *rank)
 {
@@ -304,7 +340,7 @@ static void body_leaving(struct rank *rank)
     uint8_t *const x = calloc(1, LONG);
     if (box.rank == last) {
         send_number(&box, 0, 1, 11);
-        begin_send(&m, &box, 0, 2, x, HP_TRANSFER_CHUNK);
+        begin_send(&m, &box, 0, 2, x, HP_BUFFER_CHUNK);
         finish(&m, 0);
         hp_node_leave(&rank->node, HP_LEFT);
     }
@@ -312,7 +348,7 @@ static void body_leaving(struct rank *rank)
     if (box.rank == 0) {
         CHECK(receive_number(&box, last, 1) == 11); /* it came before */
         begin_receive(&m, &box, last, 2);
-        fetch(&m, 0, x, HP_TRANSFER_CHUNK);
+        fetch(&m, 0, x, HP_BUFFER_CHUNK);
         begin_receive(&m, &box, last, ANY);
         CHECK(hp_mail_run(&m, 0, NEVER) == -EPIPE && m.blocked_on == last);
         hp_mail_cancel(&m);
@@ -408,6 +444,7 @@ int main(void)
     run(2, 0, NOWHERE, body_many_long);
     run(2, 0, NOWHERE, body_matching);
     run(2, 0, NOWHERE, body_cancel);
+    run(2, 0, NOWHERE, body_order);
     run(2, 0, NOWHERE, body_empty);
     run(2, 0, NOWHERE, body_leaving);
     run(3, 100, NOWHERE, body_leaving);

@@ -1,5 +1,7 @@
 """Point to point: what is sent arrives as it was, in order, whoever asks for it and how."""
 
+import gc
+import os
 import time
 
 import numpy as np
@@ -10,6 +12,7 @@ from hpcpar.comm.backend import Arrived, Operation
 from hpcpar.comm.matching import Matching
 from hpcpar.comm.record import VERBS, Entry
 from hpcpar.errors import ArgumentError, CollectiveTimeout, UnsupportedError
+from hpcpar.testing import run_ranks
 
 
 def neighbours(group):
@@ -237,6 +240,200 @@ def test_everybody_sends_first(ranks):
             work.wait()
 
     ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_more_messages_than_a_ring_holds_to_who_waits_for_something_else(ranks):
+    """In a collective, and in a long send of its own."""
+
+    def body(group):
+        if group.backend == "mpi":
+            return  # how much MPI takes before it waits is its own affair
+        right, left = neighbours(group)
+        if group.rank == 0:
+            group.barrier()
+            work = group.send(np.ones(300_000), right, async_op=True)
+            group.barrier()
+            group.send(np.full(300_000, 2.0), right)
+            assert [int(group.recv(left)) for _ in range(3000)] == list(range(3000))
+            work.wait()
+        elif group.rank == group.size - 1:
+            for i in range(1500):
+                group.send(i, 0)
+            group.barrier()
+            group.barrier()
+            for i in range(1500, 3000):
+                group.send(i, 0)
+            if left == 0:
+                assert group.recv(0)[0] == 1
+                assert group.recv(0)[0] == 2
+        else:
+            group.barrier()
+            group.barrier()
+            assert group.recv(0)[0] == 1
+            assert group.recv(0)[0] == 2
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2)
+def test_many_long_messages_are_received_last_first(ranks):
+    """More than there are buffers; a short one behind them."""
+
+    def body(group):
+        count, peer = 100, 1 - group.rank
+        if group.rank == 0:
+            works = [group.send(np.full(4000, i), peer, tag=i, async_op=True) for i in range(count)]
+            group.send(5, peer, tag=count)
+            for work in works:
+                work.wait()
+        else:
+            assert group.recv(peer, tag=count) == 5
+            for i in reversed(range(count)):
+                assert (group.recv(peer, tag=i) == np.full(4000, i)).all()
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2)
+def test_kinds_of_long_messages_mixed(ranks):
+    """Transfers of symmetric arrays are used again for others, and the other way round."""
+
+    def body(group):
+        peer, random = 1 - group.rank, np.random.default_rng(5)
+        shared = [hp.symmetric.empty(30_000, group=group) for _ in range(4)]
+        for round in range(60):
+            works = []
+            for i in range(4):
+                x = shared[i] if random.integers(2) else np.empty(30_000)
+                x[:] = 100 * round + i + group.rank / 2
+                works.append(group.send(x, peer, async_op=True))
+            for i in range(4):
+                assert (group.recv(peer) == 100 * round + i + peer / 2).all()
+            for work in works:
+                work.wait()
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_a_sendrecv_that_fails_takes_no_later_message(ranks):
+    def body(group):
+        right, left = neighbours(group)
+        out = np.zeros(3)
+        for _ in range(3):
+            group.sendrecv(np.ones(3), right, left, out=out)
+        group.barrier()
+        if group.rank == 0:
+            with pytest.raises(CollectiveTimeout):
+                group.sendrecv(np.ones(300_000), right, left, tag=1, timeout=0.05)
+        group.barrier()
+        if group.backend != "mpi":
+            with pytest.raises(UnsupportedError, match="one by one"):
+                group.sendrecv(np.zeros(1, [(f"f{i}", "i4") for i in range(2000)]), right, left)
+        work = group.send(7 + group.rank, right, tag=2, async_op=True)
+        assert group.recv(left, tag=2) == 7 + left
+        work.wait()
+        works = [group.send(np.ones(4), right, tag=3, async_op=True)]
+        with pytest.raises(ArgumentError, match=rf"from rank {left}: out has .*"):
+            group.sendrecv(np.ones(3), right, left, tag=3, out=out)
+        assert (group.recv(left, tag=3) == np.ones(3)).all()
+        works[0].wait()
+        if group.backend == "mpi" and group.rank == 1:
+            group.recv(left, tag=1)
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2)
+def test_probe_tells_nothing_of_what_is_withdrawn(ranks):
+    def body(group):
+        if group.backend == "mpi":
+            return  # it cannot be called back there
+        if group.rank == 0:
+            with pytest.raises(CollectiveTimeout):
+                group.send(np.ones(300_000), 1, timeout=0.05)
+        group.barrier()
+        if group.rank == 1:
+            assert group.probe(0) is None
+            with pytest.raises(CollectiveTimeout, match=r"recv: .*unknown"):
+                group.recv(timeout=0.05)
+        group.barrier()
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2)
+def test_a_known_receive_from_anybody_says_that_nothing_came(ranks):
+    def body(group):
+        out = np.zeros(3)
+        if group.rank == 0:
+            for _ in range(3):
+                group.send(np.ones(3), 1)
+        else:
+            for _ in range(3):
+                group.recv(out=out)
+            with pytest.raises(CollectiveTimeout, match=r"at the deadline.*\[rank 1/2"):
+                group.recv(out=out)
+        with group.without_deadline():
+            group.barrier()
+        assert group.state == "ok"
+
+    ranks(body, timeout=1.5)
+
+
+@pytest.mark.sizes(2)
+def test_what_comes_after_a_group_was_closed_blocks_nobody(ranks):
+    def body(group):
+        if group.backend == "mpi":
+            return  # an unreceived message of a freed communicator is MPI's own affair
+        for _ in range(70):
+            pair = group.subgroup([0, 1])
+            if pair is group:
+                return
+            if group.rank == 0:
+                pair.send(np.ones(4000), 1)
+            pair.close()
+        group.barrier()
+        if group.rank == 0:
+            group.send(np.ones(4000), 1)
+        else:
+            assert group.recv(0).sum() == 4000
+
+    ranks(body)
+
+
+@pytest.mark.threads_only
+def test_a_receive_from_anybody_ends_when_one_of_several_fails():
+    def body(group):
+        if group.rank == 1:
+            raise ValueError("of rank 1")
+        group.recv(None if group.rank == 0 else 0)
+
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="of rank 1"):
+        run_ranks(3, body)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.threads_only
+def test_a_forked_child_withdraws_nothing():
+    def body(group):
+        if group.rank == 0:
+            work = group.send(np.full(300_000, 3.0), 1, async_op=True)
+            child = os.fork()
+            if child == 0:
+                del work
+                gc.collect()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            group.barrier()
+            work.wait()
+        else:
+            group.barrier()
+            assert (group.recv(0) == 3).all()
+
+    run_ranks(2, body)
 
 
 @pytest.mark.sizes(2, 3)

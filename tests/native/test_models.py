@@ -61,6 +61,8 @@ def search(folder, model, *defines):
         pytest.param("pipeline", (), 500_000, id="pipeline"),
         pytest.param("reduced", ("CHUNKS=2",), 500_000, id="reduced"),
         pytest.param("reduced", (), 5_000_000, id="reduced-3", marks=pytest.mark.slow),
+        pytest.param("direct", (), 100_000, id="direct"),
+        pytest.param("direct", ("CALLS=3",), 200_000, id="direct-3", marks=pytest.mark.slow),
         pytest.param("death", ("MESSAGES=2",), 100_000, id="death"),
         pytest.param("death", (), 300_000, id="death-3", marks=pytest.mark.slow),
         pytest.param("death", LEAVES, 100_000, id="leaving", marks=pytest.mark.slow),
@@ -81,6 +83,7 @@ MUTANTS = [
     ("ring", ("NO_ROOM_CHECK",), WRONG),
     ("pipeline", ("SLOT_REUSE",), WRONG),
     ("reduced", ("REDUCED_FIRST", "CHUNKS=2"), WRONG),
+    ("direct", ("NO_WAIT",), WRONG),
     ("death", ("NO_TICK", "MESSAGES=2"), ENDLESS),
 ]
 MORE_MUTANTS = [
@@ -93,6 +96,8 @@ MORE_MUTANTS = [
     *(("pipeline", (mutant,), ASLEEP) for mutant in ORDERS),
     *(("reduced", (mutant,), WRONG) for mutant in ("TAKEN_FIRST", "TAKEN_EARLY")),
     *(("reduced", (mutant, "CHUNKS=2"), ASLEEP) for mutant in ORDERS),
+    *(("direct", (mutant,), WRONG) for mutant in ("POST_FIRST", "TAKEN_FIRST")),
+    *(("direct", (mutant,), ASLEEP) for mutant in ORDERS),
     ("death", ("NO_LOOK",), ENDLESS),
     ("death", ("TEST_FIRST",), WRONG),
     ("death", ("LEFT_SILENTLY", *LEAVES), ENDLESS),

@@ -2,9 +2,10 @@
  * hp_mail.h - messages between two ranks of a node.
  *
  * A sender writes into a ring in its own window, one for each receiver, made by the first message.
- * Short payloads go with the head; of a long one the head names a transfer, which says where it lies
- * or will lie: in the sender's array, if that is symmetric, else chunk by chunk in a buffer. Heads
- * are taken from rings whenever a rank waits for anything, and wait in the process for a receive.
+ * Short payloads go with the head; of a long one the head names a transfer, which says where it
+ * lies or will lie: in the sender's array, if that is symmetric, else chunk by chunk in a buffer.
+ * Heads are taken from rings whenever a rank waits for anything, and wait in the process for a
+ * receive.
  *
  * One mail serves all groups and threads of a rank: a lock is held while heads move and chunks are
  * filled. Payloads are taken without it.

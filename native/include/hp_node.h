@@ -3,8 +3,8 @@
  *
  * Each rank has a window that all ranks of the node have mapped, wherever: the sources hold
  * offsets and indices, never pointers, in it. Only the owner writes to its window, but for the
- * bell, for what readers of messages count, and for symmetric arrays. Nothing here is process-wide, so ranks may be processes or
- * threads.
+ * bell, for what readers of messages count, and for symmetric arrays. Nothing here is
+ * process-wide, so ranks may be processes or threads.
  */
 #ifndef HP_NODE_H
 #define HP_NODE_H

@@ -4,9 +4,6 @@
 
 #include "node.h"
 
-#define SLICE_NS 40000000 /* between two looks at signals and sockets */
-#define EARLY 100         /* looks before the GIL is given away */
-#define MUCH (64 << 10)   /* bytes that are not moved with the GIL */
 #define MAX_KIND 8192
 
 /* ---- Box --------------------------------------------------------------------------------- */
@@ -196,16 +193,6 @@ static void message_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-static PyObject *raise(Message *self, int rc)
-{
-    PyObject *const error =
-        PyObject_CallFunction(self->failed, "ii", -rc, self->core.blocked_on);
-    if (error)
-        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    Py_XDECREF(error);
-    return NULL;
-}
-
 /* True: done; False: found what it may not take unasked; None: pending; NULL: failed. */
 static PyObject *outcome(Message *self, int rc)
 {
@@ -214,7 +201,7 @@ static PyObject *outcome(Message *self, int rc)
     if (rc != HP_PENDING && rc != HP_FOUND)
         Py_CLEAR(self->array);
     if (rc < 0)
-        return raise(self, rc);
+        return hp_py_raise(self->failed, rc, self->core.blocked_on);
     return rc == HP_PENDING ? Py_NewRef(Py_None) : PyBool_FromLong(rc == HP_DONE);
 }
 
@@ -232,7 +219,7 @@ static void hold(Message *self, PyObject *array)
 static int move_on(Message *self)
 {
     int rc;
-    if (self->core.nbytes < MUCH)
+    if (self->core.nbytes < HP_PY_MUCH)
         return hp_mail_advance(&self->core);
     Py_BEGIN_ALLOW_THREADS
     rc = hp_mail_advance(&self->core);
@@ -241,8 +228,9 @@ static int move_on(Message *self)
 }
 
 /* The rank whose process is gone that the message waits for, or -1. */
-static int find_lost(Message *self)
+static int find_lost(void *waiter)
 {
+    Message *const self = waiter;
     const struct hp_box *const box = self->core.box;
     const int on = self->core.blocked_on;
     self->looked = hp_now();
@@ -258,40 +246,26 @@ static int find_lost(Message *self)
     return lost;
 }
 
-static int lose(Message *self, int rank)
+static int lose(void *self, int rank)
 {
-    self->core.blocked_on = rank;
+    ((Message *)self)->core.blocked_on = rank;
     return -EPIPE;
 }
 
-/* Wait for the end, `nanoseconds` at most. -EINTR with an exception set: a signal. */
-static int wait_long(Message *self, uint64_t nanoseconds)
+static int run_on(void *self, uint64_t nanoseconds)
 {
-    int rc = HP_PENDING;
-    uint64_t now = hp_now();
-    for (const uint64_t end = now + nanoseconds; now < end; now = hp_now()) {
-        const uint64_t slice = end - now < SLICE_NS ? end - now : SLICE_NS;
-        const int lost = find_lost(self);
-        Py_BEGIN_ALLOW_THREADS
-        rc = hp_mail_run(&self->core, self->lane, slice);
-        Py_END_ALLOW_THREADS
-        if (rc != HP_PENDING)
-            return rc;
-        if (lost >= 0)
-            return lose(self, lost);
-        if (PyErr_CheckSignals() < 0)
-            return -EINTR;
-    }
-    return rc;
+    return hp_mail_run(&((Message *)self)->core, ((Message *)self)->lane, nanoseconds);
 }
 
 static int wait_for(Message *self, uint64_t nanoseconds)
 {
+    static const struct hp_py_waits how = {run_on, find_lost, lose, NULL};
     int rc = move_on(self);
-    const int looks = node_of(self)->in_threads || self->core.nbytes >= MUCH ? 1 : EARLY;
+    const bool is_one = node_of(self)->in_threads || self->core.nbytes >= HP_PY_MUCH;
+    const int looks = is_one ? 1 : HP_PY_EARLY;
     for (int i = 1; rc == HP_PENDING && i < looks; i++)
         rc = hp_mail_advance(&self->core);
-    return rc == HP_PENDING ? wait_long(self, nanoseconds) : rc;
+    return rc == HP_PENDING ? hp_py_wait_long(self, &how, nanoseconds) : rc;
 }
 
 /* start(array): what is sent; of a receive None, or where to if its kind is known. */
@@ -308,7 +282,7 @@ static PyObject *test(PyObject *object, PyObject *unused)
     (void)unused;
     Message *const self = (Message *)object;
     int rc = move_on(self);
-    if (rc == HP_PENDING && hp_now() - self->looked > SLICE_NS) {
+    if (rc == HP_PENDING && hp_now() - self->looked > HP_PY_SLICE_NS) {
         const int lost = find_lost(self), left = hp_mail_look(&self->core);
         rc = move_on(self);
         rc = rc == HP_PENDING && (lost >= 0 || left >= 0) ? lose(self, lost >= 0 ? lost : left)

@@ -60,7 +60,8 @@ static int add_types(PyObject *module)
     PyType_Spec *const specs[] = {&hp_py_foreign_spec,  &hp_py_hotcall_spec, &hp_py_node_spec,
                                  &hp_py_node_call_spec, &hp_py_team_spec,    &hp_py_pack_spec,
                                  &hp_py_recorder_spec,  &hp_py_record_reader_spec,
-                                 &hp_py_ring_spec,       &hp_py_box_spec,           &hp_py_message_spec};
+                                 &hp_py_ring_spec,       &hp_py_box_spec,
+                                 &hp_py_message_spec};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
         PyObject *const type = PyType_FromModuleAndSpec(module, specs[i], NULL);
         const int rc = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;

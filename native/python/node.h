@@ -23,6 +23,23 @@ typedef struct {
     struct hp_team core;
 } Team;
 
+#define HP_PY_SLICE_NS 40000000 /* between two looks at signals, sockets and cycles */
+#define HP_PY_EARLY 100         /* looks before the GIL is given away */
+#define HP_PY_MUCH (64 << 10)   /* bytes that are not moved with the GIL where others need it */
+
+/* wait.c: how something is waited for. */
+struct hp_py_waits {
+    int (*run)(void *self, uint64_t nanoseconds); /* without the GIL; HP_PENDING: not yet */
+    int (*find_lost)(void *self);                 /* a rank whose process is gone, or -1 */
+    int (*lose)(void *self, int rank);            /* the error for that */
+    int (*look)(void *self);                      /* after each slice; NULL: at nothing more */
+};
+
+/* Wait for the end, `nanoseconds` at most. -EINTR with an exception set: a signal. */
+int hp_py_wait_long(void *self, const struct hp_py_waits *how, uint64_t nanoseconds);
+/* Raise what `failed` makes of an error's number and a rank; NULL. */
+PyObject *hp_py_raise(PyObject *failed, int rc, int rank);
+
 /* Node's constructor, by which a Node is known. */
 PyObject *hp_py_node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 /* Whether a peer's process is gone. */

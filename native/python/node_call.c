@@ -4,10 +4,7 @@
 
 #include "node.h"
 
-#define SLICE_NS 40000000 /* between two looks at signals, sockets and cycles */
-#define EARLY 100         /* looks before the GIL is given away */
-#define LONG (512 << 10)  /* bytes that take long enough to let other threads run meanwhile */
-#define MUCH (64 << 10)   /* bytes that are not moved with the GIL where other ranks need it */
+#define LONG (512 << 10) /* bytes that take long enough to let other threads run meanwhile */
 
 typedef struct {
     PyObject_HEAD
@@ -86,8 +83,8 @@ static int count_looks(const NodeCall *self)
     for (int i = 0; i < 2 * team_of(self)->size; i++)
         moved += self->counts[i];
     if (!((Node *)((Team *)self->team)->node)->in_threads)
-        return moved < LONG ? EARLY : 0;
-    return moved < MUCH ? 1 : 0;
+        return moved < LONG ? HP_PY_EARLY : 0;
+    return moved < HP_PY_MUCH ? 1 : 0;
 }
 
 static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -203,12 +200,7 @@ static PyObject *raise(NodeCall *self, int rc)
         self->core.blocked_on = dead;
         rc = -EPIPE;
     }
-    PyObject *const error =
-        PyObject_CallFunction(self->failed, "ii", -rc, self->core.blocked_on);
-    if (error)
-        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    Py_XDECREF(error);
-    return NULL;
+    return hp_py_raise(self->failed, rc, self->core.blocked_on);
 }
 
 /* True: done; False: only the headers came; None: pending; NULL: failed. */
@@ -223,8 +215,9 @@ static PyObject *outcome(NodeCall *self, int rc)
  * The member whose process is gone, or -1. One that left in order may have done its part: it is
  * missing only to who waits for it. One that died is missing to all, whoever they wait for.
  */
-static int find_lost(NodeCall *self)
+static int find_lost(void *waiter)
 {
+    NodeCall *const self = waiter;
     const struct hp_team *const team = team_of(self);
     const Node *const node = (Node *)((Team *)self->team)->node;
     const int first = self->core.blocked_on;
@@ -237,9 +230,9 @@ static int find_lost(NodeCall *self)
     return -1;
 }
 
-static int lose(NodeCall *self, int rank)
+static int lose(void *self, int rank)
 {
-    self->core.blocked_on = rank;
+    ((NodeCall *)self)->core.blocked_on = rank;
     return -EPIPE;
 }
 
@@ -247,8 +240,9 @@ static int lose(NodeCall *self, int rank)
  * Whether ranks wait for each other in a circle. Only who is alone in its process may say that it
  * waits: another thread might make the call that somebody waits for.
  */
-static int find_cycle(NodeCall *self)
+static int find_cycle(void *waiter)
 {
+    NodeCall *const self = waiter;
     if (team_of(self)->key == 0)
         return HP_PENDING;
     PyObject *const alone = PyObject_CallNoArgs(((Team *)self->team)->alone);
@@ -263,29 +257,17 @@ static int find_cycle(NodeCall *self)
     return hp_call_find_cycle(&self->core);
 }
 
-/* Wait for the end, `nanoseconds` at most. -EINTR with an exception set: a signal. */
+static int run_on(void *self, uint64_t nanoseconds)
+{
+    return hp_call_run(&((NodeCall *)self)->core, nanoseconds);
+}
+
 static int wait_long(NodeCall *self, uint64_t nanoseconds)
 {
-    int rc;
-    uint64_t now = hp_now();
-    for (const uint64_t end = now + nanoseconds; now < end; now = hp_now()) {
-        const uint64_t slice = end - now < SLICE_NS ? end - now : SLICE_NS;
-        const int lost = find_lost(self);
-        Py_BEGIN_ALLOW_THREADS
-        rc = hp_call_run(&self->core, slice);
-        Py_END_ALLOW_THREADS
-        if (rc != HP_PENDING)
-            return rc;
-        if (lost >= 0)
-            return lose(self, lost);
-        if (PyErr_CheckSignals() < 0)
-            return -EINTR;
-        rc = find_cycle(self);
-        if (rc != HP_PENDING)
-            return rc;
-    }
+    static const struct hp_py_waits how = {run_on, find_lost, lose, find_cycle};
+    const int rc = hp_py_wait_long(self, &how, nanoseconds);
     /* A process that was stopped comes back after its time: what the others did comes first. */
-    return hp_call_look(&self->core);
+    return rc == HP_PENDING ? hp_call_look(&self->core) : rc;
 }
 
 static int wait_for(NodeCall *self, uint64_t nanoseconds)
@@ -334,7 +316,7 @@ static PyObject *test(PyObject *object, PyObject *unused)
     int rc = move_on(self);
     if (rc == HP_PENDING)
         rc = hp_call_look(&self->core);
-    if (rc == HP_PENDING && hp_now() - self->looked > SLICE_NS) {
+    if (rc == HP_PENDING && hp_now() - self->looked > HP_PY_SLICE_NS) {
         const int lost = find_lost(self);
         rc = move_on(self);
         rc = rc == HP_PENDING && lost >= 0 ? lose(self, lost) : rc;

@@ -83,7 +83,7 @@ static uint64_t receive_number(struct hp_box *box, int from, int64_t tag)
     return number;
 }
 
-/* ---- what arrives ------------------------------------------------------------------------------ */
+/* ---- what arrives ------------------------------------------------------------------------ */
 
 static const uint64_t sizes[] = {0, 1, 7, HP_MAIL_INLINE, HP_MAIL_INLINE + 1, HP_BUFFER_CHUNK,
                                  HP_BUFFER_CHUNK + 1, LONG};
@@ -194,7 +194,7 @@ static void body_many_long(struct rank *rank)
     free(messages);
 }
 
-/* ---- which one arrives ------------------------------------------------------------------------- */
+/* ---- which one arrives ------------------------------------------------------------------- */
 
 static void body_matching(struct rank *rank)
 {
@@ -330,7 +330,7 @@ static void body_empty(struct rank *rank)
     free(x);
 }
 
-/* ---- who is gone ------------------------------------------------------------------------------- */
+/* ---- who is gone ------------------------------------------------------------------------- */
 
 static void body_leaving(struct rank *rank)
 {
@@ -383,7 +383,7 @@ static void body_no_memory(struct rank *rank)
     free(x);
 }
 
-/* ---- threads of a rank ------------------------------------------------------------------------- */
+/* ---- threads of a rank ------------------------------------------------------------------- */
 
 enum { ROUNDS = 100 };
 

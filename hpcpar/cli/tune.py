@@ -51,7 +51,7 @@ def _call(args: Namespace) -> int:
         return _start(args)
     if args.n is not None:
         raise ArgumentError(f"-n {args.n}: this is a job already. Leave -n to mpiexec.")
-    path = tuning.where_kept(os.environ)
+    path = tuning_file.where_kept(os.environ)
     os.environ["HPCPAR_TUNING"] = "off"  # what is there may be wrong, or not be there yet
     group = init(backend="node")
     report = tune.run(group, options, _say if group.rank == 0 else None)
@@ -72,7 +72,7 @@ def _start(args: Namespace) -> int:
 
 
 def _show_current() -> int:
-    found, path = tuning.find(os.environ)
+    found, path = tuning_file.find(os.environ)
     print(f"{tuning_file.cpu_name()}: {'built in' if path is None else f'from {path}'}")
     for name, value in asdict(found).items():
         print(f"  {name:<11} {value}")

@@ -16,7 +16,7 @@ from ..errors import GroupFailed, RankFailed
 from .backend import Backend
 from .node import NodeBackend
 from .node_place import NodePlace
-from .tuning import load
+from .tuning_file import load
 
 __all__ = ["MAX_RANKS", "Seat", "Shared", "start_ranks"]
 

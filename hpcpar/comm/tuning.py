@@ -6,9 +6,7 @@ Rank 0's table holds for all ranks of a node. Results do not depend on it.
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +15,10 @@ from ..errors import ArgumentError
 if TYPE_CHECKING:
     from .group import Group
 
-__all__ = ["Tuning", "apply", "built_in", "find", "load", "where_kept"]
+__all__ = ["Tuning", "apply", "built_in"]
 
 _KIB = 1 << 10
 _LEAST, _MOST, _LINE = 16 * _KIB, 512 * _KIB, 64  # of a chunk; the core's slots hold no more
-_log = logging.getLogger("hpcpar")
 
 
 @dataclass(frozen=True)
@@ -106,44 +103,3 @@ def _l2_bytes() -> int:
 def apply(group: Group, tuning: Tuning) -> None:
     """Give the node engine other switch points. Local; between calls, on all ranks alike."""
     group._member("tune").backend.tune(tuning.as_tuple())
-
-
-def where_kept(env: Mapping[str, str]) -> str | None:
-    """Return the file of tables; None where ``HPCPAR_TUNING=off``. Local."""
-    named = env.get("HPCPAR_TUNING", "")
-    if named == "off":
-        return None
-    cache = env.get("XDG_CACHE_HOME") or os.path.join(env.get("HOME", "/"), ".cache")
-    return named or os.path.join(cache, "hpcpar", "tuning.json")
-
-
-def load(env: Mapping[str, str]) -> Tuning:
-    """Return this processor's table, or what is built in; see `find`. Local."""
-    return find(env)[0]
-
-
-def find(env: Mapping[str, str]) -> tuple[Tuning, str | None]:
-    """Return this processor's table and its file, or what is built in and None. Local.
-
-    A file that ``HPCPAR_TUNING`` names must be right; a wrong one in the cache is said and left.
-
-    Raises
-    ------
-    ArgumentError
-        That file cannot be read, or holds no tables.
-    """
-    path, is_named = where_kept(env), bool(env.get("HPCPAR_TUNING"))
-    if path is None or (not is_named and not os.path.exists(path)):
-        return built_in(), None
-    from . import tuning_file  # with json: most processes have no table
-
-    try:
-        found = tuning_file.read(path).get(tuning_file.cpu_name())
-    except FileNotFoundError as error:
-        raise ArgumentError(f"HPCPAR_TUNING: no file {path}. Make it: hpcpar tune.") from error
-    except (OSError, ArgumentError) as error:
-        if is_named:
-            raise ArgumentError(f"HPCPAR_TUNING: {path}: {error}") from error
-        _log.warning("%s is left: %s Remove it, or run hpcpar tune.", path, error)
-        return built_in(), None
-    return (built_in(), None) if found is None else (found, path)

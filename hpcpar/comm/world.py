@@ -19,7 +19,7 @@ from ..errors import (
     MismatchError,
     RankFailed,
 )
-from . import launch, tuning
+from . import launch, tuning_file
 from .backend import Backend
 from .fake import FakeBackend
 from .group import Group, current_group
@@ -28,6 +28,7 @@ from .progress import Bell, Progress
 from .runner import Home
 from .settings import Settings, check_timeout
 from .threads import MAX_RANKS, Seat, Shared, start_ranks
+from .tuning import Tuning
 
 if TYPE_CHECKING:
     from .._core import Recorder
@@ -220,16 +221,16 @@ def _on_node(place: NodePlace, rest: Backend, settings: Settings) -> Backend:
     return NodeBackend(place, ranks, rest.rank, settings.timeout, world=rest, own=rest)
 
 
-def _agree_on_tuning(bootstrap: Bootstrap) -> tuning.Tuning:
+def _agree_on_tuning(bootstrap: Bootstrap) -> Tuning:
     """Return rank 0's switch points. Collective."""
     try:
-        said = " ".join(map(str, tuning.load(os.environ).as_tuple()))
+        said = " ".join(map(str, tuning_file.load(os.environ).as_tuple()))
     except ArgumentError as error:
         said = str(error)
     first = bootstrap.all_gather(said.encode())[0].decode()
     if not first[0].isdigit():
         raise ArgumentError(f"{first} (rank 0)")
-    return tuning.Tuning.of([int(number) for number in first.split()])
+    return Tuning.of([int(number) for number in first.split()])
 
 
 def _find_node(bootstrap: Bootstrap, settings: Settings) -> NodePlace | None:

@@ -10,6 +10,7 @@ from hpcpar.comm.bootstrap import Board, ThreadBootstrap
 from hpcpar.comm.handover import open_windows
 from hpcpar.comm.node_place import NodePlace
 from hpcpar.comm.record import describe_newest, verb_code
+from hpcpar.comm.tuning import Tuning
 from hpcpar.comm.where import add_last, last_lines, place
 from hpcpar.errors import RankFailed
 
@@ -36,9 +37,9 @@ def run_one(recorder, done=True):
 
 
 def test_ranks_read_each_others_records(windows):
-    first = NodePlace(windows[0], 2)
+    first = NodePlace(windows[0], 2, Tuning())
     assert first.last_of(1) is None  # it has no record yet
-    second = NodePlace(windows[1], 2)
+    second = NodePlace(windows[1], 2, Tuning())
     assert first.last_of(1) == "no operation"
     second.recorder.add_group("world", 1, 2)
     run_one(second.recorder)
@@ -55,7 +56,7 @@ def test_ranks_read_each_others_records(windows):
 
 
 def test_a_record_outlives_its_window(windows):
-    one = NodePlace(windows[0], 2)
+    one = NodePlace(windows[0], 2, Tuning())
     one.recorder.add_group("world", 0, 2)
     run_one(one.recorder)
     one.close()
@@ -67,7 +68,7 @@ def test_a_record_outlives_its_window(windows):
 
 
 def test_many_groups_take_memory_as_they_come(windows):
-    one = NodePlace(windows[0], 2)
+    one = NodePlace(windows[0], 2, Tuning())
 
     def taken():
         return os.fstat(windows[0].fileno()).st_blocks * 512

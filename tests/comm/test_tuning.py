@@ -48,18 +48,18 @@ def test_tables_are_kept_by_processor(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning_file, "cpu_name", lambda: "one")
     tuning_file.save(str(path), OTHER)
     monkeypatch.setattr(tuning_file, "cpu_name", lambda: "two")
-    assert tuning.load(env) == tuning.built_in()
+    assert tuning_file.load(env) == tuning.built_in()
     tuning_file.save(str(path), Tuning(far_ns=7))
-    assert tuning.load(env) == Tuning(far_ns=7)
+    assert tuning_file.load(env) == Tuning(far_ns=7)
     assert tuning_file.read(str(path)) == {"one": OTHER, "two": Tuning(far_ns=7)}
     assert os.listdir(path.parent) == ["tuning.json"]
-    assert tuning.load({"HPCPAR_TUNING": "off"}) == tuning.built_in()
-    assert tuning.where_kept({"HPCPAR_TUNING": "off"}) is None
+    assert tuning_file.load({"HPCPAR_TUNING": "off"}) == tuning.built_in()
+    assert tuning_file.where_kept({"HPCPAR_TUNING": "off"}) is None
 
 
 def test_where_tables_are_kept():
-    assert str(tuning.where_kept({"HOME": "/h"})) == "/h/.cache/hpcpar/tuning.json"
-    assert str(tuning.where_kept({"XDG_CACHE_HOME": "/c", "HOME": "/h"})) == (
+    assert str(tuning_file.where_kept({"HOME": "/h"})) == "/h/.cache/hpcpar/tuning.json"
+    assert str(tuning_file.where_kept({"XDG_CACHE_HOME": "/c", "HOME": "/h"})) == (
         "/c/hpcpar/tuning.json"
     )
 
@@ -84,8 +84,8 @@ def test_a_file_that_holds_no_tables(tmp_path, text, caplog):
     path.parent.mkdir()
     path.write_text(text)
     with pytest.raises(ArgumentError, match=r"HPCPAR_TUNING: .*tun"):
-        tuning.load({"HPCPAR_TUNING": str(path)})
-    assert tuning.load({"XDG_CACHE_HOME": str(tmp_path)}) == tuning.built_in()
+        tuning_file.load({"HPCPAR_TUNING": str(path)})
+    assert tuning_file.load({"XDG_CACHE_HOME": str(tmp_path)}) == tuning.built_in()
     (said,) = caplog.records
     assert "is left" in said.getMessage()
     tuning_file.save(str(path), OTHER)
@@ -94,8 +94,8 @@ def test_a_file_that_holds_no_tables(tmp_path, text, caplog):
 
 def test_a_named_file_must_be_there(tmp_path):
     with pytest.raises(ArgumentError, match=r"HPCPAR_TUNING: no file .*hpcpar tune"):
-        tuning.load({"HPCPAR_TUNING": str(tmp_path / "none.json")})
-    assert tuning.load({"XDG_CACHE_HOME": str(tmp_path)}) == tuning.built_in()
+        tuning_file.load({"HPCPAR_TUNING": str(tmp_path / "none.json")})
+    assert tuning_file.load({"XDG_CACHE_HOME": str(tmp_path)}) == tuning.built_in()
 
 
 @pytest.mark.parametrize(

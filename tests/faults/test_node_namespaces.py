@@ -80,7 +80,7 @@ def test_ranks_bound_to_cores_of_their_own_fit(job):
         """
         from hpcpar.comm import node_place
         seen = []
-        node_place.NodePlace.__init__ = lambda self, windows, cores: seen.append(cores)
+        node_place.NodePlace.__init__ = lambda self, windows, cores, tuning: seen.append(cores)
         mine = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {mine[group.rank % len(mine)]})
         from hpcpar.comm.bootstrap import MpiBootstrap

@@ -19,7 +19,7 @@
 #include "hp_atomic.h"
 #include "hp_mail.h"
 
-#define YIELDS 8
+#define YIELDS 256
 
 static long futex(const _Atomic uint32_t *word, int what, uint32_t value,
                   const struct timespec *timeout)

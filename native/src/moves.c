@@ -236,14 +236,10 @@ void hp_move_produce(const struct hp_call *call, uint64_t step)
     fill(call, to + end, from + end, nbytes - end);
 }
 
-/*
- * Whether the result is so long that it leaves the caches anyhow. In place it is there already,
- * unless many ranks' chunks have come in between.
- */
+/* Whether the result is so long that it leaves the caches anyhow. In place it is there already. */
 static bool is_streamed(const struct hp_call *call)
 {
-    const bool is_there = call->request.recv == call->request.send && call->team->size == 2;
-    return leaves_caches(call) && !is_there;
+    return leaves_caches(call) && call->request.recv != call->request.send;
 }
 
 /* ---- taking ---------------------------------------------------------------------------- */

@@ -19,7 +19,7 @@
 #include "hp_atomic.h"
 #include "hp_mail.h"
 
-#define YIELDS 256
+#define YIELD_NS 200000 /* others may take much longer at each turn, so turns are not counted */
 
 static long futex(const _Atomic uint32_t *word, int what, uint32_t value,
                   const struct timespec *timeout)
@@ -83,8 +83,9 @@ void hp_relax(void)
 /* Where ranks outnumber cores, who is awaited may wait for this one: cheaper than to be woken. */
 static int give_way(struct hp_call *call)
 {
+    const uint64_t began = hp_now();
     int rc = hp_call_advance(call);
-    for (int i = 0; rc == HP_PENDING && i < YIELDS; i++) {
+    while (rc == HP_PENDING && hp_now() - began < YIELD_NS) {
         sched_yield();
         rc = hp_call_advance(call);
     }

@@ -112,7 +112,7 @@ struct hp_message {
 
     enum hp_stage stage;
     struct hp_message *next;
-    uint64_t turn; /* of a receive: its place in the line */
+    uint64_t turn; /* its place in the line */
     struct hp_letter *letter; /* of a receive that is matched */
     int transfer;             /* of a send that has one, else -1 */
     uint64_t steps, moved;

@@ -4,8 +4,6 @@
 
 #include "node.h"
 
-#define MAX_KIND 8192
-
 /* ---- Box --------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -24,7 +22,7 @@ static PyObject *box_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OKO!i:Box", names, &node, &key, &PyTuple_Type,
                                      &members, &rank))
         return NULL;
-    if (PyType_GetSlot(Py_TYPE(node), Py_tp_new) != (void *)hp_py_node_new)
+    if (!hp_py_is_node(node))
         return PyErr_Format(PyExc_TypeError, "Box: takes a Node");
     const Py_ssize_t size = PyTuple_Size(members);
     if (size < 1 || size > HP_MAX_LOCAL || rank < 0 || rank >= size)
@@ -74,7 +72,7 @@ static PyObject *probe(PyObject *object, PyObject *args)
 {
     int peer;
     long long tag;
-    char kind[MAX_KIND];
+    char kind[HP_MAIL_KIND];
     struct hp_envelope found;
     if (!PyArg_ParseTuple(args, "iL:probe", &peer, &tag))
         return NULL;
@@ -138,7 +136,7 @@ static PyObject *message_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OpiLOiOK:Message", names, &box, &sends, &peer,
                                      &tag, &kind, &lane, &failed, &limit))
         return NULL;
-    if (PyType_GetSlot(Py_TYPE(box), Py_tp_new) != (void *)box_new)
+    if (PyType_GetSlot(Py_TYPE(box), Py_tp_dealloc) != (void *)box_dealloc)
         return PyErr_Format(PyExc_TypeError, "Message: takes a Box");
     if (kind != Py_None && (!PyBytes_Check(kind) || PyBytes_Size(kind) > HP_MAIL_KIND))
         return PyErr_Format(PyExc_ValueError, "Message: its kind takes more than %d bytes",

@@ -68,7 +68,7 @@ static PyObject *tune(PyObject *self, PyObject *tuning)
     return read_tuning((Node *)self, tuning) ? Py_NewRef(Py_None) : NULL;
 }
 
-PyObject *hp_py_node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"windows", "index", "fd", "ties", "spins", "tuning", "in_threads",
                             NULL};
@@ -111,6 +111,11 @@ static void node_dealloc(PyObject *self)
     Py_XDECREF(((Node *)self)->windows);
     PyObject_Free(self);
     Py_DECREF(type);
+}
+
+bool hp_py_is_node(PyObject *object)
+{
+    return PyType_GetSlot(Py_TYPE(object), Py_tp_dealloc) == (void *)node_dealloc;
 }
 
 static struct hp_node *node_of(PyObject *self)
@@ -324,7 +329,7 @@ static PyMethodDef node_methods[] = {
 static PyType_Slot node_slots[] = {
     {Py_tp_doc, "Node(windows, index, fd, ties, spins, tuning, in_threads)\n--\n\n"
                 "My node's windows."},
-    {Py_tp_new, hp_py_node_new},
+    {Py_tp_new, node_new},
     {Py_tp_dealloc, node_dealloc},
     {Py_tp_methods, node_methods},
     {0, NULL},

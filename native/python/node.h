@@ -40,8 +40,8 @@ int hp_py_wait_long(void *self, const struct hp_py_waits *how, uint64_t nanoseco
 /* Raise what `failed` makes of an error's number and a rank; NULL. */
 PyObject *hp_py_raise(PyObject *failed, int rc, int rank);
 
-/* Node's constructor, by which a Node is known. */
-PyObject *hp_py_node_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
+/* Not by type: the type object is the module's, which one process may have several of. */
+bool hp_py_is_node(PyObject *object);
 /* Whether a peer's process is gone. */
 bool hp_py_is_gone(const Node *node, int peer);
 

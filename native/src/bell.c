@@ -71,7 +71,7 @@ void hp_team_ring(const struct hp_team *team)
             hp_bell_ring(bell_of(team, r));
 }
 
-void hp_relax(void)
+static inline void relax(void)
 {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -81,58 +81,74 @@ void hp_relax(void)
 }
 
 /* Where ranks outnumber cores, who is awaited may wait for this one: cheaper than to be woken. */
-static int give_way(struct hp_call *call)
+static int give_way(const struct hp_waits *how, void *waiter)
 {
     const uint64_t began = hp_now();
-    int rc = hp_call_advance(call);
+    int rc = how->advance(waiter);
     while (rc == HP_PENDING && hp_now() - began < YIELD_NS) {
         sched_yield();
-        rc = hp_call_advance(call);
+        rc = how->advance(waiter);
     }
     return rc;
 }
 
 /* Look again and again while that is cheaper than to sleep. */
-static int spin(struct hp_call *call)
+static int spin(const struct hp_node *node, const struct hp_waits *how, void *waiter)
 {
-    if (call->team->node->spins == 0)
-        return give_way(call);
-    int rc = hp_call_advance(call);
-    for (unsigned i = 0; rc == HP_PENDING && i < call->team->node->spins; i++) {
-        hp_relax();
-        rc = hp_call_advance(call);
+    if (node->spins == 0)
+        return give_way(how, waiter);
+    int rc = how->advance(waiter);
+    for (unsigned i = 0; rc == HP_PENDING && i < node->spins; i++) {
+        relax();
+        rc = how->advance(waiter);
     }
     return rc;
 }
 
-/* Sleep until the bell rings, `nanoseconds` at most, unless the call can move on. */
-static int doze(struct hp_call *call, uint64_t nanoseconds)
+/* Sleep until the bell rings, `nanoseconds` at most, unless the waiter can move on. */
+static int doze(const struct hp_node *node, struct hp_bell *mine, const struct hp_waits *how,
+                void *waiter, uint64_t nanoseconds)
 {
-    struct hp_bell *const mine = bell_of(call->team, call->team->rank);
     const uint32_t heard = hp_bell_enter(mine);
-    if (call->team->node->mail)
-        hp_mail_stir(call->team->node->mail); /* who sends to me may have to, before it comes */
-    int rc = hp_call_advance(call);
+    if (node->mail)
+        hp_mail_stir(node->mail); /* who is waited for may have to send to me before it comes */
+    const int rc = how->settle(waiter);
     if (rc == HP_PENDING)
-        rc = hp_call_look(call); /* death and departure */
-    if (rc == HP_PENDING) {
         hp_bell_sleep(mine, heard, nanoseconds);
-        rc = hp_call_advance(call);
-    }
     hp_bell_leave(mine);
     return rc;
 }
 
-int hp_call_run(struct hp_call *call, uint64_t nanoseconds)
+int hp_bell_wait(const struct hp_node *node, int lane, const struct hp_waits *how, void *waiter,
+                 uint64_t nanoseconds)
 {
-    int rc = spin(call);
+    struct hp_bell *const mine = &node->windows[node->index]->bells[lane];
+    int rc = spin(node, how, waiter);
     if (rc != HP_PENDING)
         return rc;
     const uint64_t began = hp_now();
     for (uint64_t gone = 0; rc == HP_PENDING && gone < nanoseconds; gone = hp_now() - began) {
-        rc = doze(call, nanoseconds - gone);
+        rc = doze(node, mine, how, waiter, nanoseconds - gone);
         if (rc == HP_PENDING)
-            rc = spin(call);
+            rc = spin(node, how, waiter);
     }
     return rc;
+}
+
+static int advance_call(void *call)
+{
+    return hp_call_advance(call);
+}
+
+/* Death and departure are looked at too. */
+static int settle_call(void *call)
+{
+    const int rc = hp_call_advance(call);
+    return rc == HP_PENDING ? hp_call_look(call) : rc;
+}
+
+int hp_call_run(struct hp_call *call, uint64_t nanoseconds)
+{
+    static const struct hp_waits how = {advance_call, settle_call};
+    return hp_bell_wait(call->team->node, call->team->lane, &how, call, nanoseconds);
 }

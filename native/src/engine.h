@@ -11,13 +11,30 @@ int hp_node_reserve(const struct hp_node *node, const void *begin, uint64_t nbyt
 
 /* Wake all threads of a rank that sleep. */
 void hp_node_ring(const struct hp_node *node, int place);
-/* Give a core time to others for a moment. */
-void hp_relax(void);
+/* How a thread looks at what it waits for; HP_PENDING: not yet. */
+struct hp_waits {
+    int (*advance)(void *waiter); /* again and again */
+    int (*settle)(void *waiter);  /* once it listens to its bell, before it sleeps */
+};
+/* Wait up to `nanoseconds`: spin, then sleep on my bell of the lane. */
+int hp_bell_wait(const struct hp_node *node, int lane, const struct hp_waits *how, void *waiter,
+                 uint64_t nanoseconds);
 
 /* About what a line of another rank's cache takes, after one took `took` nanoseconds to come. */
 int hp_line_after(const struct hp_node *node, int line_ns, uint64_t took);
 /* Whether ranks read what others wrote sooner from memory than from their caches. */
 bool hp_line_is_far(const struct hp_node *node, int line_ns);
+
+/* The address of a place in a window. */
+void *hp_node_address(const struct hp_node *node, struct hp_place place);
+/* dst = src, past the caches or through them. */
+void hp_copy_or_stream(void *dst, const void *src, uint64_t nbytes, bool past);
+/* Bytes of `length` that belong to a step. */
+static inline uint64_t hp_step_bytes(uint64_t length, uint64_t step, uint64_t unit)
+{
+    const uint64_t at = step * unit;
+    return length <= at ? 0 : length - at < unit ? length - at : unit;
+}
 
 /* moves.c: what each verb does. */
 

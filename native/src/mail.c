@@ -1,6 +1,5 @@
 /* Messages between two ranks: out into rings, in from rings, and waits for either. */
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +7,6 @@
 #include "mail.h"
 
 #define LOOK_AT_ALL 16 /* one look in so many at one ring looks at all */
-#define YIELDS 8
 
 void hp_mail_init(struct hp_mail *mail, struct hp_node *node)
 {
@@ -261,32 +259,33 @@ void hp_mail_begin(struct hp_message *message)
     if (message->way == HP_RECEIVE)
         hp_match_receive(mail, message);
     else
-        hp_match_append(&mail->sends, message);
+        hp_match_wait(&mail->sends, message);
     pthread_mutex_unlock(&mail->lock);
 }
 
-/*
- * Look into all rings or, in most looks of a receive that waits for one rank, into that one's, and
- * move all sends on. Others may wait for room in any ring while this rank waits.
- */
-static int stir(struct hp_mail *mail, const struct hp_message *message, bool all)
+/* Look into all rings, where others may wait for room, and move all sends on. */
+static int stir_all(struct hp_mail *mail)
+{
+    const int rc = drain_all(mail);
+    push_all(mail);
+    return rc;
+}
+
+/* In most looks of a receive that waits for one rank, only into that one's. */
+static int stir(struct hp_mail *mail, const struct hp_message *message)
 {
     const bool one = message->way == HP_RECEIVE && message->peer >= 0;
-    int rc = 0;
-    if (!one || all || ++mail->looks % LOOK_AT_ALL == 0)
-        rc = drain_all(mail);
-    else if (message->stage == HP_WAITING)
-        rc = drain(mail, place_of(message));
-    if (mail->sends)
-        push_all(mail);
+    if (!one || ++mail->looks % LOOK_AT_ALL == 0)
+        return stir_all(mail);
+    const int rc = message->stage == HP_WAITING ? drain(mail, place_of(message)) : 0;
+    push_all(mail);
     return rc;
 }
 
 void hp_mail_stir(struct hp_mail *mail)
 {
     pthread_mutex_lock(&mail->lock);
-    drain_all(mail); /* no memory is said to who asks for a message */
-    push_all(mail);
+    stir_all(mail); /* a lack of memory is said to who asks for a message */
     pthread_mutex_unlock(&mail->lock);
 }
 
@@ -348,11 +347,11 @@ static int find(struct hp_message *message)
     return takes_unasked(message, &letter->head, letter->data) ? hp_mail_take(message) : HP_FOUND;
 }
 
-static int advance(struct hp_message *message, bool all)
+int hp_mail_advance(struct hp_message *message)
 {
     struct hp_mail *const mail = message->box->mail;
     pthread_mutex_lock(&mail->lock);
-    const int rc = stir(mail, message, all);
+    const int rc = stir(mail, message);
     const enum hp_stage stage = message->stage;
     pthread_mutex_unlock(&mail->lock);
     if (stage == HP_FINISHED)
@@ -362,11 +361,6 @@ static int advance(struct hp_message *message, bool all)
     if (message->way == HP_RECEIVE && stage == HP_CARRYING)
         return carry(message);
     return rc < 0 ? rc : HP_PENDING;
-}
-
-int hp_mail_advance(struct hp_message *message)
-{
-    return advance(message, false);
 }
 
 struct hp_envelope hp_mail_found(const struct hp_message *message)
@@ -400,8 +394,7 @@ int hp_mail_probe(struct hp_message *message, struct hp_envelope *found, char *k
 {
     struct hp_mail *const mail = message->box->mail;
     pthread_mutex_lock(&mail->lock);
-    const int rc = drain_all(mail);
-    push_all(mail);
+    const int rc = stir_all(mail);
     const struct hp_letter *const letter = hp_match_look(mail, message);
     if (letter) {
         const size_t length = letter->head.kind_length;
@@ -454,48 +447,24 @@ int hp_mail_look(const struct hp_message *message)
     return any ? -1 : gone;
 }
 
-static int spin(struct hp_message *message)
+static int advance_message(void *message)
 {
-    const unsigned spins = message->box->mail->node->spins;
-    int rc = hp_mail_advance(message);
-    for (unsigned i = 0; rc == HP_PENDING && i < (spins ? spins : YIELDS); i++) {
-        if (spins)
-            hp_relax();
-        else
-            sched_yield();
-        rc = hp_mail_advance(message);
-    }
-    return rc;
+    return hp_mail_advance(message);
 }
 
-/* Sleep until the bell rings, `nanoseconds` at most, unless the message can move on. */
-static int doze(struct hp_message *message, struct hp_bell *bell, uint64_t nanoseconds)
+/* What came before its sender left is there when that is seen. */
+static int settle_message(void *waiter)
 {
-    const uint32_t heard = hp_bell_enter(bell);
-    const int gone = hp_mail_look(message);
-    int rc = advance(message, true); /* what came before its sender left is there by now */
-    if (rc == HP_PENDING && gone >= 0) {
-        message->blocked_on = gone;
-        rc = -EPIPE;
-    }
-    if (rc == HP_PENDING)
-        hp_bell_sleep(bell, heard, nanoseconds);
-    hp_bell_leave(bell);
-    return rc;
+    struct hp_message *const message = waiter;
+    const int gone = hp_mail_look(message), rc = hp_mail_advance(message);
+    if (rc != HP_PENDING || gone < 0)
+        return rc;
+    message->blocked_on = gone;
+    return -EPIPE;
 }
 
 int hp_mail_run(struct hp_message *message, int lane, uint64_t nanoseconds)
 {
-    const struct hp_node *const node = message->box->mail->node;
-    struct hp_bell *const bell = &node->windows[node->index]->bells[lane];
-    int rc = spin(message);
-    if (rc != HP_PENDING)
-        return rc;
-    const uint64_t began = hp_now();
-    for (uint64_t gone = 0; rc == HP_PENDING && gone < nanoseconds; gone = hp_now() - began) {
-        rc = doze(message, bell, nanoseconds - gone);
-        if (rc == HP_PENDING)
-            rc = spin(message);
-    }
-    return rc;
+    static const struct hp_waits how = {advance_message, settle_message};
+    return hp_bell_wait(message->box->mail->node, lane, &how, message, nanoseconds);
 }

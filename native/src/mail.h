@@ -27,8 +27,8 @@ struct hp_letter *hp_match_drop(struct hp_mail *mail, struct hp_letter *before);
 const struct hp_letter *hp_match_look(struct hp_mail *mail, const struct hp_message *message);
 /* The first receive in the line for a message with this head. */
 struct hp_message *hp_match_find(struct hp_mail *mail, const struct hp_head *head);
-/* Put a message at the end of a line. */
-void hp_match_append(struct hp_message **line, struct hp_message *message);
+/* Put a message into a line, where its turn is: a receive may come back to it. */
+void hp_match_wait(struct hp_message **line, struct hp_message *message);
 /* Take a message out of a line. */
 void hp_match_remove(struct hp_message **line, const struct hp_message *message);
 /* Whether a message waits for what has this head. */

@@ -21,11 +21,11 @@ void hp_match_remove(struct hp_message **line, const struct hp_message *message)
         *line = message->next;
 }
 
-void hp_match_append(struct hp_message **line, struct hp_message *message)
+void hp_match_wait(struct hp_message **line, struct hp_message *message)
 {
-    while (*line)
+    while (*line && (*line)->turn < message->turn)
         line = &(*line)->next;
-    message->next = NULL;
+    message->next = *line;
     *line = message;
 }
 
@@ -120,21 +120,11 @@ const struct hp_letter *hp_match_look(struct hp_mail *mail, const struct hp_mess
     return letter;
 }
 
-/* Into the line where its turn is: a receive may come back to it. */
-static void wait_in_line(struct hp_mail *mail, struct hp_message *message)
-{
-    struct hp_message **at = &mail->receives;
-    while (*at && (*at)->turn < message->turn)
-        at = &(*at)->next;
-    message->next = *at;
-    *at = message;
-}
-
 void hp_match_receive(struct hp_mail *mail, struct hp_message *message)
 {
     struct hp_letter *const letter = take_letter(mail, message);
     if (letter)
         join(message, letter);
     else
-        wait_in_line(mail, message);
+        hp_match_wait(&mail->receives, message);
 }

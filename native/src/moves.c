@@ -97,18 +97,10 @@ static bool leaves_caches(const struct hp_call *call)
     return call->request.nbytes >= call->team->node->tuning.stream;
 }
 
-static void copy(void *to, const void *from, uint64_t nbytes, bool past)
-{
-    if (past)
-        hp_copy_streaming(to, from, nbytes);
-    else
-        hp_copy(to, from, nbytes);
-}
-
 /* Copy into my slot. */
 static void fill(const struct hp_call *call, void *to, const void *from, uint64_t nbytes)
 {
-    copy(to, from, nbytes, is_far(call));
+    hp_copy_or_stream(to, from, nbytes, is_far(call));
 }
 
 /* Copy part `q` from `at` on, up to a grain, to `to`. */
@@ -182,13 +174,6 @@ static uint8_t *slot(const struct hp_call *call, int rank, uint64_t step)
     return call->team->lanes[rank]->slots[(call->base + step) % HP_SLOTS];
 }
 
-/* Bytes of `length` that belong to a step. */
-static uint64_t rest(uint64_t length, uint64_t step, uint64_t unit)
-{
-    const uint64_t at = step * unit;
-    return length <= at ? 0 : length - at < unit ? length - at : unit;
-}
-
 /* The slice of a chunk of `nbytes` that rank `r` reduces: where it begins. */
 static uint64_t slice(const struct hp_call *call, uint64_t nbytes, int r)
 {
@@ -220,7 +205,7 @@ void hp_move_produce(const struct hp_call *call, uint64_t step)
             put_part(call, q, step * unit, unit, to + (uint64_t)q * unit);
         return;
     }
-    const uint64_t nbytes = rest(call->request.nbytes, step, unit);
+    const uint64_t nbytes = hp_step_bytes(call->request.nbytes, step, unit);
     const char *const from = (const char *)call->request.send + step * unit;
     char *const own = own_block(call);
     if (own && own != call->request.send) {
@@ -266,7 +251,7 @@ static int reduce_near(const struct hp_call *call, void *out, const void **srcs,
 static void put(const struct hp_call *call, char *to, const void *from, uint64_t nbytes)
 {
     if (nbytes > 0 && to != from)
-        copy(to, from, nbytes, is_streamed(call));
+        hp_copy_or_stream(to, from, nbytes, is_streamed(call));
 }
 
 /* Reduce block by block to my array, and to my slot if there is one; none of it stays in caches. */
@@ -275,7 +260,7 @@ static int reduce_past(const struct hp_call *call, char *out, uint8_t *to, const
 {
     _Alignas(HP_CACHE_LINE) char room[BLOCK];
     for (uint64_t at = 0; at < nbytes; at += BLOCK) {
-        const uint64_t now = rest(nbytes, at / BLOCK, BLOCK);
+        const uint64_t now = hp_step_bytes(nbytes, at / BLOCK, BLOCK);
         const int rc = reduce_near(call, room, srcs, count, now);
         if (rc < 0)
             return rc;
@@ -297,11 +282,6 @@ static int reduce(const struct hp_call *call, char *out, const void **srcs, int 
     return reduce_near(call, out, srcs, count, nbytes);
 }
 
-static char *address_of(const struct hp_call *call, struct hp_place place)
-{
-    return (char *)call->team->node->windows[place.window] + place.at;
-}
-
 /* What rank `r` gave for bytes `at` to `at + unit` of its array, or of its part for me. */
 static const void *source(const struct hp_call *call, int r, uint64_t step)
 {
@@ -316,7 +296,8 @@ static const void *source(const struct hp_call *call, int r, uint64_t step)
         return is_cut(call) ? post->data + (size_t)me(call) * post->stride : post->data;
     if (call->is_direct) {
         const uint64_t part = is_cut(call) ? ((const uint64_t *)post->data)[me(call)] : 0;
-        return address_of(call, post->send_in) + part + step * unit;
+        const char *const its = hp_node_address(call->team->node, post->send_in);
+        return its + part + step * unit;
     }
     return slot(call, r, step) + (is_cut(call) ? (uint64_t)me(call) * unit : 0);
 }
@@ -336,7 +317,7 @@ static int take_reduced(const struct hp_call *call, uint64_t step)
     const struct hp_request *const q = &call->request;
     const int count = is_at_root(call) ? num_sources(call) : 0;
     const uint64_t length = is_cut(call) ? q->send_counts[me(call)] : q->nbytes;
-    const uint64_t unit = grain(call), nbytes = rest(length, step, unit);
+    const uint64_t unit = grain(call), nbytes = hp_step_bytes(length, step, unit);
     if (count == 0 || nbytes == 0)
         return 0;
     const void *srcs[HP_MAX_LOCAL];
@@ -351,7 +332,7 @@ static void take_broadcast(const struct hp_call *call, uint64_t step)
     const uint64_t unit = grain(call);
     if (q->recv != q->send || q->root != me(call))
         put(call, (char *)q->recv + step * unit, source(call, q->root, step),
-            rest(q->nbytes, step, unit));
+            hp_step_bytes(q->nbytes, step, unit));
 }
 
 static void take_blocks(const struct hp_call *call, uint64_t step)
@@ -363,14 +344,14 @@ static void take_blocks(const struct hp_call *call, uint64_t step)
     char *to = (char *)q->recv + step * unit;
     for (int r = 0; r < call->team->size; to += q->recv_counts[r++])
         if (r != me(call) || !own_block(call))
-            put(call, to, source(call, r, step), rest(q->recv_counts[r], step, unit));
+            put(call, to, source(call, r, step), hp_step_bytes(q->recv_counts[r], step, unit));
 }
 
 /* Copy what the others have reduced. */
 static void take_slices(const struct hp_call *call, uint64_t step)
 {
     const struct hp_request *const q = &call->request;
-    const uint64_t unit = grain(call), nbytes = rest(q->nbytes, step, unit);
+    const uint64_t unit = grain(call), nbytes = hp_step_bytes(q->nbytes, step, unit);
     char *const to = (char *)q->recv + step * unit;
     for (int r = 0; r < call->team->size; r++) {
         const uint64_t begin = slice(call, nbytes, r), end = slice(call, nbytes, r + 1);
@@ -383,7 +364,7 @@ static void take_slices(const struct hp_call *call, uint64_t step)
 int hp_move_reduce(const struct hp_call *call, uint64_t step)
 {
     const struct hp_request *const q = &call->request;
-    const uint64_t unit = grain(call), nbytes = rest(q->nbytes, step, unit);
+    const uint64_t unit = grain(call), nbytes = hp_step_bytes(q->nbytes, step, unit);
     const uint64_t begin = slice(call, nbytes, me(call)), end = slice(call, nbytes, me(call) + 1);
     const void *srcs[HP_MAX_LOCAL];
     if (end == begin)
@@ -401,7 +382,7 @@ int hp_move_reduce(const struct hp_call *call, uint64_t step)
 
 static char *result_of(const struct hp_call *call, int r)
 {
-    return address_of(call, hp_call_post(call, r)->recv_in);
+    return hp_node_address(call->team->node, hp_call_post(call, r)->recv_in);
 }
 
 /* Reduce my slice of a chunk where all arrays lie, and write it where all results lie. */
@@ -409,7 +390,7 @@ static int reduce_everywhere(const struct hp_call *call, uint64_t step)
 {
     _Alignas(HP_CACHE_LINE) char room[BLOCK];
     const struct hp_request *const q = &call->request;
-    const uint64_t unit = grain(call), nbytes = rest(q->nbytes, step, unit);
+    const uint64_t unit = grain(call), nbytes = hp_step_bytes(q->nbytes, step, unit);
     const uint64_t end = slice(call, nbytes, me(call) + 1);
     const bool past = leaves_caches(call) && q->recv != q->send;
     const int next = past ? -1 : me(call) == 0; /* one other's result is written in the same pass */
@@ -425,7 +406,7 @@ static int reduce_everywhere(const struct hp_call *call, uint64_t step)
             return rc;
         for (int r = 0; r < call->team->size; r++)
             if (past || (r != me(call) && r != next))
-                copy(result_of(call, r) + step * unit + at, out, now, past);
+                hp_copy_or_stream(result_of(call, r) + step * unit + at, out, now, past);
     }
     return 0;
 }

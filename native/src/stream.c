@@ -7,7 +7,7 @@
  */
 #include <string.h>
 
-#include "hp_node.h"
+#include "engine.h"
 
 /* Bytes that are asked for ahead: of other cores' caches, of memory. Less comes late. */
 #define AHEAD 512
@@ -129,3 +129,11 @@ void hp_copy_twice(void *near, void *far, const void *src, size_t nbytes, bool p
     hp_copy(far, src, nbytes);
 }
 #endif
+
+void hp_copy_or_stream(void *dst, const void *src, uint64_t nbytes, bool past)
+{
+    if (past)
+        hp_copy_streaming(dst, src, nbytes);
+    else
+        hp_copy(dst, src, nbytes);
+}

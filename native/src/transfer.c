@@ -113,23 +113,15 @@ static bool has_room(struct hp_mail *mail, const struct hp_transfer *transfer, u
     return true;
 }
 
-static void put(void *to, const void *from, uint64_t nbytes, bool past)
-{
-    if (past)
-        hp_copy_streaming(to, from, nbytes);
-    else
-        hp_copy(to, from, nbytes);
-}
-
 static void fill_slot(struct hp_message *message, const struct hp_transfer *transfer)
 {
-    const struct hp_node *const node = message->box->mail->node;
-    struct hp_buffer *const buffer = buffer_of(node, node->index, transfer->buffer);
-    const uint64_t at = message->moved * HP_BUFFER_CHUNK, left = message->nbytes - at;
-    const bool past = hp_line_is_far(message->box->mail->node, message->box->mail->line_ns);
-    put(buffer->slots[message->moved % HP_BUFFER_SLOTS], (const char *)message->data + at,
-        left < HP_BUFFER_CHUNK ? left : HP_BUFFER_CHUNK, past);
-    message->moved++;
+    const struct hp_mail *const mail = message->box->mail;
+    struct hp_buffer *const buffer = buffer_of(mail->node, mail->node->index, transfer->buffer);
+    const uint64_t step = message->moved++;
+    hp_copy_or_stream(buffer->slots[step % HP_BUFFER_SLOTS],
+                      (const char *)message->data + step * HP_BUFFER_CHUNK,
+                      hp_step_bytes(message->nbytes, step, HP_BUFFER_CHUNK),
+                      hp_line_is_far(mail->node, mail->line_ns));
 }
 
 int hp_transfer_fill(struct hp_message *message)
@@ -178,9 +170,10 @@ bool hp_transfer_was_dropped(struct hp_mail *mail, const struct hp_letter *lette
 void hp_transfer_begin(struct hp_message *message)
 {
     struct hp_mail *const mail = message->box->mail;
-    message->steps = its(mail, message->letter)->steps;
+    struct hp_transfer *const transfer = its(mail, message->letter);
+    message->steps = transfer->steps;
     message->moved = 0;
-    hp_store_ordered(&its(mail, message->letter)->wanted, 1);
+    hp_store_ordered(&transfer->wanted, 1);
     hp_node_ring(mail->node, message->letter->place);
 }
 
@@ -196,18 +189,30 @@ void hp_transfer_end(struct hp_mail *mail, const struct hp_letter *letter)
         count_taken(mail, letter, its(mail, letter)->steps);
 }
 
+static bool leaves_caches(const struct hp_mail *mail, const struct hp_letter *letter)
+{
+    return letter->head.nbytes >= mail->node->tuning.stream;
+}
+
 /* The sender may have given up, and changed its array, while it was read. */
-static int fetch_whole(struct hp_message *message)
+static int fetch_whole(struct hp_message *message, struct hp_transfer *transfer)
 {
     struct hp_mail *const mail = message->box->mail;
     const struct hp_letter *const letter = message->letter;
-    const struct hp_place place = its(mail, letter)->place;
-    const uint64_t nbytes = letter->head.nbytes;
-    put(message->data, (const char *)mail->node->windows[place.window] + place.at, nbytes,
-        nbytes >= mail->node->tuning.stream);
+    hp_copy_or_stream(message->data, hp_node_address(mail->node, transfer->place),
+                      letter->head.nbytes, leaves_caches(mail, letter));
     /* In one step with a store, so that no part of the array is read after it. */
-    const uint64_t filled = hp_add_ordered(&its(mail, letter)->filled, 0);
-    return filled & HP_DROPPED ? -ECANCELED : HP_DONE;
+    return hp_add_ordered(&transfer->filled, 0) & HP_DROPPED ? -ECANCELED : HP_DONE;
+}
+
+static void fetch_slot(const struct hp_message *message, const struct hp_buffer *buffer)
+{
+    const struct hp_letter *const letter = message->letter;
+    const uint64_t step = message->moved;
+    hp_copy_or_stream((char *)message->data + step * HP_BUFFER_CHUNK,
+                      buffer->slots[step % HP_BUFFER_SLOTS],
+                      hp_step_bytes(letter->head.nbytes, step, HP_BUFFER_CHUNK),
+                      leaves_caches(message->box->mail, letter));
 }
 
 int hp_transfer_fetch(struct hp_message *message)
@@ -219,18 +224,14 @@ int hp_transfer_fetch(struct hp_message *message)
     if (filled & HP_DROPPED)
         return -ECANCELED;
     if (transfer->place.at)
-        return fetch_whole(message);
+        return fetch_whole(message, transfer);
     if (filled == 0)
         return HP_PENDING;
     const struct hp_buffer *const buffer = buffer_of(mail->node, letter->place, transfer->buffer);
-    const uint64_t nbytes = letter->head.nbytes;
-    for (; message->moved < filled; message->moved++) {
-        const uint64_t at = message->moved * HP_BUFFER_CHUNK, left = nbytes - at;
-        put((char *)message->data + at, buffer->slots[message->moved % HP_BUFFER_SLOTS],
-            left < HP_BUFFER_CHUNK ? left : HP_BUFFER_CHUNK,
-            nbytes >= mail->node->tuning.stream);
-        if (message->moved + 1 < message->steps) /* the last is counted when the receive ends */
-            count_taken(mail, letter, message->moved + 1);
+    while (message->moved < filled) {
+        fetch_slot(message, buffer);
+        if (++message->moved < message->steps) /* the last is counted when the receive ends */
+            count_taken(mail, letter, message->moved);
     }
     return message->moved == message->steps ? HP_DONE : HP_PENDING;
 }

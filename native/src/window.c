@@ -90,6 +90,11 @@ struct hp_place hp_node_place(const struct hp_node *node, const void *begin, uin
     return (struct hp_place){0};
 }
 
+void *hp_node_address(const struct hp_node *node, struct hp_place place)
+{
+    return (char *)node->windows[place.window] + place.at;
+}
+
 static void ring_all(const struct hp_node *node)
 {
     for (int i = 0; i < node->size; i++)

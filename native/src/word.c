@@ -1,6 +1,6 @@
 /* Numbers that ranks change in each other's windows, and wait for. */
+#include "engine.h"
 #include "hp_atomic.h"
-#include "hp_mail.h"
 
 uint64_t hp_word_add(void *word, uint64_t value)
 {
@@ -25,23 +25,26 @@ static bool compares(uint64_t now, enum hp_compare compare, uint64_t value, bool
     }
 }
 
+struct waiter {
+    const void *word;
+    enum hp_compare compare;
+    bool is_signed;
+    uint64_t value, seen;
+};
+
+static int look(void *asked)
+{
+    struct waiter *const w = asked;
+    w->seen = hp_load_ordered(w->word); /* pairs with hp_word_store and hp_word_add */
+    return compares(w->seen, w->compare, w->value, w->is_signed) ? HP_DONE : HP_PENDING;
+}
+
 bool hp_word_wait(const struct hp_node *node, const void *word, enum hp_compare compare,
                   uint64_t value, bool is_signed, uint64_t nanoseconds, uint64_t *seen)
 {
-    struct hp_bell *const mine = &node->windows[node->index]->bells[0];
-    for (unsigned i = 0; i <= node->spins; i++) {
-        *seen = hp_load_ordered(word); /* pairs with hp_word_store and hp_word_add */
-        if (compares(*seen, compare, value, is_signed))
-            return true;
-    }
-    const uint32_t heard = hp_bell_enter(mine);
-    if (node->mail)
-        hp_mail_stir(node->mail);
-    *seen = hp_load_ordered(word);
-    if (!compares(*seen, compare, value, is_signed)) {
-        hp_bell_sleep(mine, heard, nanoseconds);
-        *seen = hp_load_ordered(word);
-    }
-    hp_bell_leave(mine);
-    return compares(*seen, compare, value, is_signed);
+    static const struct hp_waits how = {look, look};
+    struct waiter asked = {word, compare, is_signed, value, 0};
+    const int rc = hp_bell_wait(node, 0, &how, &asked, nanoseconds);
+    *seen = asked.seen;
+    return rc == HP_DONE;
 }

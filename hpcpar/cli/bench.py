@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from ..bench import collectives, pack, startup
 from ..bench.cases import VERBS
 from ..bench.formulas import parse_bytes, size_steps
-from ..bench.table import Table, render, tables
 from ..comm.launch import is_launched
 from ..comm.world import init, shutdown
 from ..errors import ArgumentError
 from . import run
 from .command import Command
+from .report import check_place, show
 
 __all__ = ["COMMAND"]
 
@@ -118,8 +115,7 @@ def _add_import(parser: ArgumentParser) -> None:
 
 
 def _call(args: Namespace) -> int:
-    if args.json not in (None, "-") and not Path(args.json).absolute().parent.is_dir():
-        raise ArgumentError(f"--json {args.json}: there is no such folder.")
+    check_place(args.json)
     return int(args.measure(args))
 
 
@@ -128,14 +124,10 @@ def _collectives(args: Namespace) -> int:
     if args.n is not None:
         if is_launched(os.environ):
             raise ArgumentError(f"-n {args.n}: this is a job already. Leave -n to mpiexec.")
-        words = ["-m", "hpcpar", "bench", "collectives", *_words(args)]
-        # The ranks shall run this installation, not a source tree that they happen to start in.
-        env = {"PYTHONSAFEPATH": "1"}
-        job = Namespace(n=args.n, hosts=None, verbose=False, program=words, env=env)
-        return run.COMMAND.call(job)
+        return run.start_own(args.n, ["bench", "collectives", *_words(args)])
     group = init(backend=args.backend, check=args.check)
     report = collectives.run(group, options, _Progress().say if group.rank == 0 else None)
-    code = _show(report, args.json) if group.rank == 0 else 0
+    code = show(report, args.json) if group.rank == 0 else 0
     code = int(group.broadcast(code))
     shutdown()
     return code
@@ -170,11 +162,11 @@ def _words(args: Namespace) -> list[str]:
 
 def _pack(args: Namespace) -> int:
     options = pack.Options(args.layers, args.hidden, args.vocab, args.rounds, args.warmup)
-    return _show(pack.run(options, _alone("pack")), args.json)
+    return show(pack.run(options, _alone("pack")), args.json)
 
 
 def _import(args: Namespace) -> int:
-    return _show(startup.run(args.rounds, _alone("import")), args.json)
+    return show(startup.run(args.rounds, _alone("import")), args.json)
 
 
 def _alone(name: str) -> Callable[[str], None]:
@@ -194,41 +186,6 @@ class _Progress:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + 1
             print(f"hpcpar bench: {line}", file=sys.stderr, flush=True)
-
-
-def _show(report: dict[str, Any], path: str | None) -> int:
-    """Print or write the report; return the exit code."""
-    text = json.dumps(report, indent=1)
-    if path == "-":
-        print(text)
-    else:
-        if path is not None:
-            Path(path).write_text(text + "\n")
-        _print(tables(report))
-    sys.stdout.flush()
-    return int(any(_wrong(row) for row in report["results"]))
-
-
-def _wrong(row: dict[str, Any]) -> int:
-    """Return the wrong elements of a row and of all that took part in it."""
-    counted = (row, *row.get("contestants", {}).values())
-    return sum(int(who.get("wrong", 0)) for who in counted)
-
-
-def _print(found: list[Table]) -> None:
-    if not (find_spec("rich") and sys.stdout.isatty()):
-        print("\n\n".join(render(table) for table in found))
-        return
-    from rich.console import Console  # heavy and optional
-    from rich.table import Table as RichTable
-
-    for table in found:
-        shown = RichTable(title=table.title, title_justify="left")
-        for column in table.columns:
-            shown.add_column(column, justify="right")
-        for row in table.rows:
-            shown.add_row(*row)
-        Console().print(shown)
 
 
 COMMAND = Command(

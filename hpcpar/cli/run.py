@@ -15,7 +15,7 @@ from ..comm.libmpi import find_mpiexec, mpiexec_library
 from ..errors import ArgumentError, BackendUnavailable
 from .command import Command
 
-__all__ = ["COMMAND", "Plan", "plan", "separate"]
+__all__ = ["COMMAND", "Plan", "plan", "separate", "start_own"]
 
 _DESCRIPTION = """\
 Start a Python program as an MPI job, with the mpiexec of the MPI that this Python uses.
@@ -127,6 +127,16 @@ def _suit_open_mpi(
     if hosts is not None and carried:
         made.command.extend(word for name in carried for word in ("-x", name))
         made.reasons.append("Open MPI does not carry variables to other hosts by itself.")
+
+
+def start_own(num_ranks: int, words: Sequence[str]) -> int:
+    """Run ``hpcpar WORDS`` on ranks; return the exit code, if this process is still there.
+
+    The ranks run this installation, not a source tree that they happen to start in.
+    """
+    program = ["-m", "hpcpar", *words]
+    env = {"PYTHONSAFEPATH": "1"}
+    return _call(Namespace(n=num_ranks, hosts=None, verbose=False, program=program, env=env))
 
 
 def _add_arguments(parser: ArgumentParser) -> None:

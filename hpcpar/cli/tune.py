@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from ..bench import tune
-from ..bench.table import render, tables
 from ..comm import tuning, tuning_file
 from ..comm.launch import is_launched
 from ..comm.world import init, shutdown
 from ..errors import ArgumentError
 from . import run
 from .command import Command
+from .report import check_place, show
 
 __all__ = ["COMMAND"]
 
@@ -45,6 +43,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 def _call(args: Namespace) -> int:
     options = tune.Options(args.rounds)
+    check_place(args.json)
     if args.show:
         return _show_current()
     if not is_launched(os.environ):
@@ -63,12 +62,10 @@ def _call(args: Namespace) -> int:
 
 def _start(args: Namespace) -> int:
     ranks = args.n if args.n is not None else max(2, len(os.sched_getaffinity(0)))
-    words = ["-m", "hpcpar", "tune", "--rounds", str(args.rounds)]
+    words = ["tune", "--rounds", str(args.rounds)]
     words += ["--dry-run"] * args.dry_run
     words += [] if args.json is None else ["--json", args.json]
-    # The ranks shall run this installation, not a source tree that they happen to start in.
-    env = {"PYTHONSAFEPATH": "1"}
-    return run.COMMAND.call(Namespace(n=ranks, hosts=None, verbose=False, program=words, env=env))
+    return run.start_own(ranks, words)
 
 
 def _show_current() -> int:
@@ -84,13 +81,7 @@ def _say(line: str) -> None:
 
 
 def _tell(report: dict[str, Any], args: Namespace, path: str | None) -> None:
-    text = json.dumps(report, indent=1)
-    if args.json == "-":
-        print(text)
-    else:
-        if args.json is not None:
-            Path(args.json).write_text(text + "\n")
-        print("\n\n".join(render(table) for table in tables(report)))
+    show(report, args.json)
     if path is not None:
         tuning_file.save(path, tuning.Tuning(**report["tuning"]))
         _say(f"kept in {path}")

@@ -18,7 +18,31 @@ from ..errors import MismatchError
 if TYPE_CHECKING:
     from .heap import Heap
 
-__all__ = ["Agreement", "Arrived", "Backend", "CrossedGroupsError", "Direct", "Operation", "Way"]
+__all__ = [
+    "Agreement",
+    "Arrived",
+    "Backend",
+    "CrossedGroupsError",
+    "Direct",
+    "Operation",
+    "Way",
+    "nanoseconds",
+    "nanoseconds_until",
+]
+
+_FOREVER = 1 << 62  # nanoseconds
+
+
+def nanoseconds(timeout: float | None) -> int:
+    """Return seconds as the core takes them; None: for ever."""
+    return _FOREVER if timeout is None else int(1e9 * timeout)
+
+
+def nanoseconds_until(deadline: float | None, most: int = _FOREVER) -> int:
+    """Return what is left until a `time.monotonic()` value, 0 to `most`; None: `most`."""
+    if deadline is None:
+        return most
+    return min(most, max(0, nanoseconds(deadline - time.monotonic())))
 
 
 class CrossedGroupsError(MismatchError):

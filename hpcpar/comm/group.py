@@ -243,8 +243,7 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Reduce over all ranks, the result everywhere; see `hpcpar.all_reduce`."""
-        blocking = timeout is None and not async_op
-        if out is not None and blocking and weight is None and self._hot(x, op, out):
+        if timeout is None and not async_op and weight is None and self._hot(x, op, out):
             return out
         return self._call(
             "all_reduce", _with(AllReduce, x, op, weight, out), timeout, async_op, (x, out)
@@ -451,8 +450,7 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """Send to one rank while receiving from another; see `hpcpar.sendrecv`."""
-        blocking = timeout is None and not async_op
-        if out is not None and blocking and self._hot(x, ("sendrecv", dst, src, tag), out):
+        if timeout is None and not async_op and self._hot(x, ("sendrecv", dst, src, tag), out):
             return out
         return self._call(
             "sendrecv", _with(SendRecv, x, dst, src, tag, out), timeout, async_op, (x, out)

@@ -22,14 +22,21 @@ from .._core import NodeCall, Team
 from ..errors import CollectiveTimeout, GroupFailed, RankFailed, UnsupportedError
 from . import where
 from .agree import HEADER_NBYTES, Header, disagreement
-from .backend import Agreement, Backend, CrossedGroupsError, Direct, Operation
+from .backend import (
+    Agreement,
+    Backend,
+    CrossedGroupsError,
+    Direct,
+    Operation,
+    nanoseconds,
+    nanoseconds_until,
+)
 from .node_messages import MESSAGES, NodeMessages
 from .node_place import NodePlace
 from .reductions import OPS
 
 __all__ = ["NodeBackend"]
 
-_FOREVER = 1 << 62
 _DIGEST = 16  # bytes that a header begins with, over what must agree
 _VERBS = {
     name: code
@@ -199,10 +206,7 @@ class NodeBackend(Backend):
             return self._mail.wait(op)
         if op.state is None:
             return True
-        limit = _FOREVER
-        if op.deadline is not None:
-            limit = max(0, int(1e9 * (op.deadline - time.monotonic())))
-        self._end(op, op.state.wait(limit))
+        self._end(op, op.state.wait(nanoseconds_until(op.deadline)))
         return op.state is None
 
     def wait_all(self, ops: Sequence[Operation]) -> list[Operation]:
@@ -280,7 +284,6 @@ class NodeBackend(Backend):
         code, nbytes, item = 0, 0, 1
         if given is not None:
             code, nbytes, item = dtype_code(given.dtype) - 1, given.nbytes, given.dtype.itemsize
-        limit = _FOREVER if self._timeout is None else int(1e9 * self._timeout)
         return NodeCall(
             self._teams[op.lane],
             _verb_code(op.verb),
@@ -292,7 +295,7 @@ class NodeBackend(Backend):
             (None if op.factors is None else tuple(op.factors), op.divisor),
             (agreement.print, ready, agreement.header, agreement.record),
             agreement.failed,
-            limit,
+            nanoseconds(self._timeout),
         )
 
     def _counts(self, op: Operation, item: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

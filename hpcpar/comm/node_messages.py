@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -11,9 +10,9 @@ from typing import TypeAlias
 import numpy as np
 
 from .._arrays import Array, as_bytes
-from .._core import Box, Message, Node
+from .._core import Box, Message, Node, node_sizes
 from ..errors import UnsupportedError
-from .backend import Arrived, Direct, Operation
+from .backend import Arrived, Direct, Operation, nanoseconds, nanoseconds_until
 from .describe import read_kind
 from .layout import check_out
 
@@ -21,10 +20,9 @@ __all__ = ["MESSAGES", "NodeMessages"]
 
 #: The verbs that are carried here.
 MESSAGES = ("send", "recv", "probe")
-_FOREVER = 1 << 62
 _ANY = -1
 _SLICE = 40_000_000  # nanoseconds of a wait for one of several
-_MOST_KIND = 7 << 10  # bytes of dtype and shape in words, which go into a ring whole
+_MOST_KIND = node_sizes()["kind"]
 
 Failed: TypeAlias = Callable[[int, int], BaseException]
 
@@ -53,7 +51,7 @@ class NodeMessages:
         timeout: float | None,
     ) -> None:
         self._open: Box | None = Box(node, key, tuple(members), rank)
-        self._limit = _FOREVER if timeout is None else int(1e9 * timeout)
+        self._limit = nanoseconds(timeout)
 
     def start(self, op: Operation, failed: Failed) -> None:
         """Begin `op`; `failed` makes an exception from an error's number and a rank."""
@@ -77,10 +75,7 @@ class NodeMessages:
     def wait(self, op: Operation) -> bool:
         """Sleep until `op` has ended; return False if its deadline passed first."""
         while op.state is not None:
-            limit = _FOREVER
-            if op.deadline is not None:
-                limit = max(0, int(1e9 * (op.deadline - time.monotonic())))
-            outcome = op.state.wait(limit)
+            outcome = op.state.wait(nanoseconds_until(op.deadline))
             if outcome is None:
                 return False
             self._end(op, outcome)
@@ -90,7 +85,7 @@ class NodeMessages:
         """Wait for several at once; return those whose deadline passed first."""
         left = [op for op in ops if not self.test(op)]
         while left:
-            limit = _slice(left[0].deadline)
+            limit = nanoseconds_until(left[0].deadline, _SLICE)
             outcome = left[0].state.wait(limit)
             self._end(left[0], outcome)
             if outcome is None and limit < _SLICE:
@@ -179,7 +174,7 @@ class _Swap:
         """Wait for both by turns, so that the end of either's rank is seen."""
         end = time.monotonic() + 1e-9 * self._limit
         while arrived is None or sent is None:
-            left = _slice(end)
+            left = nanoseconds_until(end, _SLICE)
             if arrived is None:
                 arrived = self._receive.wait(left)
             elif sent is None:
@@ -198,12 +193,6 @@ class _Swap:
         if self._receive.take(as_bytes(np.empty(shape, dtype))) is None:
             self._receive.wait(self._limit)
         check_out(out, shape, dtype, f"sendrecv from rank {source}")
-
-
-def _slice(deadline: float | None) -> int:
-    """Return how long to wait for one of several, in nanoseconds."""
-    left = math.inf if deadline is None else 1e9 * (deadline - time.monotonic())
-    return int(max(0, min(_SLICE, left)))
 
 
 def _peer(op: Operation) -> int:

@@ -247,11 +247,8 @@ class NodePlace:
         self.recorder.detach()  # errors still tell of it
         self._closed = []  # boxes hold the windows
         self._let_go()
-        self._core, self._heap, self._records = (
-            None,
-            None,
-            (),
-        )  # the windows go with the last call that uses them
+        # The windows go with the last call that uses them.
+        self._core, self._heap, self._records = None, None, ()
 
 
 def _make_recorder(windows: Windows) -> Recorder:

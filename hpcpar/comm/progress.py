@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 from ..errors import GroupFailed
-from .backend import Backend, Operation
+from .backend import Backend, Operation, nanoseconds_until
 from .request import Steps
 from .work import Work
 
@@ -155,14 +155,19 @@ class Progress:
 
     def carry(self, is_done: Callable[[], bool], deadline: float | None) -> bool:
         """Move flows on until `is_done`; return False when the deadline passed first."""
+        self._turn()  # once at least: a loop of calls that end at once would starve them
+        return self._turn_until(is_done, deadline, self._rest)
+
+    def _turn_until(
+        self, is_done: Callable[[], bool], end: float | None, rest: Callable[[float], float]
+    ) -> bool:
         pause = _FIRST_PAUSE
-        while True:
+        while not is_done():
             moved = self._turn()
-            if is_done():
-                return True
-            if deadline is not None and time.monotonic() > deadline:
+            if end is not None and time.monotonic() >= end:
                 return False
-            pause = _FIRST_PAUSE if moved else self._rest(pause)
+            pause = _FIRST_PAUSE if moved else rest(pause)
+        return True
 
     def _tell(self) -> None:
         for told in self.changed:
@@ -181,12 +186,7 @@ class Progress:
         if self.threaded:
             self._watch(work, end)
             return
-        pause = _FIRST_PAUSE
-        while not work.join(0):
-            moved = self._turn()
-            if end is not None and time.monotonic() >= end:
-                return
-            pause = _FIRST_PAUSE if moved else self._rest_or_doze(pause, end)
+        self._turn_until(lambda: work.join(0), end, lambda pause: self._rest_or_doze(pause, end))
 
     def _watch(self, work: Work, end: float | None) -> None:
         """Wait in slices, so that signals are seen."""
@@ -227,8 +227,7 @@ class Progress:
     def _rest_or_doze(self, pause: float, end: float | None) -> float:
         """Sleep for a while, until a bell rings where one can; return how long next time."""
         if pause >= _LAST_PAUSE and self._bell is not None and self._all_ring():
-            left = _DOZE_NS if end is None else max(0, int(1e9 * (end - time.monotonic())))
-            self._doze(self._bell, min(_DOZE_NS, left))
+            self._doze(self._bell, nanoseconds_until(end, _DOZE_NS))
             return pause
         return self._rest(pause)
 

@@ -226,16 +226,16 @@ class Runner:
 
     def hot_error(self, code: int, rank: int) -> BaseException:
         """Return the exception of a call on the hot path; a late one fails the group."""
-        error = self.backend.error(code, rank)
-        if isinstance(error, HpcparError):
-            where.place(error, self.here(), self.home.last_operations())
+        error = self._placed(self.backend.error(code, rank))
         if isinstance(error, CollectiveTimeout) or _breaks_off(error):
             self._leave_behind(error)
         return error
 
     def message_error(self, code: int, rank: int) -> BaseException:
         """Return the exception of a message on the hot path; the group goes on."""
-        error = self.backend.message_error(code, rank)
+        return self._placed(self.backend.message_error(code, rank))
+
+    def _placed(self, error: BaseException) -> BaseException:
         if isinstance(error, HpcparError):
             where.place(error, self.here(), self.home.last_operations())
         return error
@@ -338,8 +338,6 @@ class Runner:
 
     def _abandon(self, request: Request, ops: list[Operation], error: BaseException) -> None:
         self._given_up += ops  # their buffers may still be read and written
-        for op in ops:
-            self.backend.cancel(op)
         if request.collective:  # some have begun it; messages just did not come
             self._leave_behind(error)
 

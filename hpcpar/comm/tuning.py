@@ -6,7 +6,6 @@ Rank 0's table holds for all ranks of a node. Results do not depend on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,14 +58,8 @@ class Tuning:
             if not _is_whole(value) or not 1 <= value <= most:
                 raise ArgumentError(f"tuning: {name} {value!r} must be an int in 1..{most}.")
 
-    @classmethod
-    def of(cls, given: Sequence[int]) -> Tuning:
-        """Make it of what `as_tuple` returned."""
-        chunk, copy_chunk, far_ns, stream = given
-        return cls(chunk, copy_chunk, far_ns, stream)
-
     def as_tuple(self) -> tuple[int, int, int, int]:
-        """Return it as the core takes it."""
+        """Return it as the core takes it, in the order of the attributes."""
         return self.chunk, self.copy_chunk, self.far_ns, self.stream
 
 

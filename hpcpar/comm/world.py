@@ -222,15 +222,17 @@ def _on_node(place: NodePlace, rest: Backend, settings: Settings) -> Backend:
 
 
 def _agree_on_tuning(bootstrap: Bootstrap) -> Tuning:
-    """Return rank 0's switch points. Collective."""
+    """Return rank 0's switch points; the others open no file. Collective."""
+    said = ""
     try:
-        said = " ".join(map(str, tuning_file.load(os.environ).as_tuple()))
+        if bootstrap.rank == 0:
+            said = " ".join(map(str, tuning_file.load(os.environ).as_tuple()))
     except ArgumentError as error:
         said = str(error)
     first = bootstrap.all_gather(said.encode())[0].decode()
     if not first[0].isdigit():
         raise ArgumentError(f"{first} (rank 0)")
-    return Tuning.of([int(number) for number in first.split()])
+    return Tuning(*map(int, first.split()))
 
 
 def _find_node(bootstrap: Bootstrap, settings: Settings) -> NodePlace | None:

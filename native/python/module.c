@@ -33,7 +33,7 @@ static PyObject *node_sizes(PyObject *module, PyObject *unused)
     const unsigned long long head = (HP_RECORD_OFFSET + RECORD_BYTES(0) + PAGE - 1) / PAGE * PAGE;
     const unsigned long long control =
         HP_LANES * offsetof(struct hp_lane, slots) + RECORD_BYTES(1) - RECORD_BYTES(0);
-    return Py_BuildValue("{sisisisKsKsKsKsKsKsKsK}", "ranks", HP_MAX_LOCAL, "groups", HP_MAX_TEAMS,
+    return Py_BuildValue("{sisisisKsKsKsKsKsKsKsKsi}", "ranks", HP_MAX_LOCAL, "groups", HP_MAX_TEAMS,
                          "lanes", HP_LANES, "head", head, "control", control, "slots",
                          (unsigned long long)HP_SLOTS * HP_SLOT_BYTES, "length",
                          (unsigned long long)HP_WINDOW_MIN, "record",
@@ -41,7 +41,8 @@ static PyObject *node_sizes(PyObject *module, PyObject *unused)
                          (unsigned long long)HP_AREAS_OFFSET, "ring",
                          (unsigned long long)HP_MAIL_RING, "transfer",
                          (unsigned long long)sizeof(struct hp_buffer) +
-                             HP_TRANSFERS * sizeof(struct hp_transfer));
+                             HP_TRANSFERS * sizeof(struct hp_transfer), "kind",
+                         (int)HP_MAIL_KIND);
 }
 
 static PyMethodDef methods[] = {

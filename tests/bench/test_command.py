@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hpcpar import cli
-from hpcpar.cli import bench
+from hpcpar.cli import bench, report
 
 pytestmark = pytest.mark.threads_only
 
@@ -141,8 +141,8 @@ def bench_args(*words):
 def test_a_wrong_result_is_an_exit_code(capsys):
     right = {"wrong": 0, "contestants": {"hpcpar": {"wrong": 0}, "copyto": {}}}
     wrong = {"contestants": {"hpcpar": {"wrong": 1}}}
-    assert bench._show({"results": [right]}, "-") == 0
-    assert bench._show({"results": [right, wrong]}, "-") == 1
+    assert report.show({"results": [right]}, "-") == 0
+    assert report.show({"results": [right, wrong]}, "-") == 1
     capsys.readouterr()
 
 

@@ -70,6 +70,11 @@ def test_show_says_what_is_taken_and_where_from(monkeypatch, tmp_path, capsys):
     assert "stream      12345" in shown
 
 
+def test_a_report_that_can_go_nowhere_is_refused_at_once(tmp_path, capsys):
+    assert main(["tune", "-n", "2", "--json", str(tmp_path / "no" / "t.json")]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_job_measures_and_keeps(tmp_path):
     path = tmp_path / "cache" / "t.json"

@@ -118,6 +118,8 @@ def test_what_is_no_table_is_refused(wrong, match):
 class Rows:
     """A bootstrap whose rank 0 says something else than this rank."""
 
+    rank = 1
+
     def __init__(self, first):
         self.first = first
 

@@ -58,7 +58,7 @@ def test_describes_itself():
 def test_tells_what_the_node_engine_takes():
     sizes = _core.node_sizes()
     limits, parts = {"ranks", "groups", "lanes"}, {"head", "control", "slots", "length"}
-    assert set(sizes) == {*limits, *parts, "record", "areas", "ring", "transfer"}
+    assert set(sizes) == {*limits, *parts, "record", "areas", "ring", "transfer", "kind"}
     assert all(sizes[name] % 4096 == 0 for name in ("head", "slots", "record", "areas", "ring"))
     assert sizes["record"] >= 4096 + 8 * sizes["groups"]
     assert sizes["record"] + 1024 * 128 < sizes["head"] < sizes["areas"] < sizes["length"]

@@ -113,7 +113,10 @@ class Heap:
                 if block not in kept:
                     self._windows.give_back(block.at, block.end - block.at)
             self._blocks = kept
-            return [(block.at, block.end) for block in kept] + self._claims
+            return self._taken()
+
+    def _taken(self) -> list[_Span]:
+        return [(block.at, block.end) for block in self._blocks] + self._claims
 
     def _is_kept(self, block: _Block) -> bool:
         has = (p for p in block.members if self._key(p, block.at) == block.key)
@@ -126,8 +129,7 @@ class Heap:
         """
         end = at + PAGE + nbytes
         with self._mutex:
-            spans = [(block.at, block.end) for block in self._blocks] + self._claims
-            is_free = all(end <= first or last <= at for first, last in spans)
+            is_free = all(end <= first or last <= at for first, last in self._taken())
             if is_free:
                 self._claims.append((at, end))
             return is_free

@@ -90,6 +90,8 @@ struct hp_reduction {
 
 /* -EINVAL: no source, unknown dtype or op; -ENOTSUP: the pair has no meaning. */
 int hp_reduce(const struct hp_kernels *kernels, const struct hp_reduction *reduction);
+/* The same past the caches, to places that are no sources, for sums of two; false: another case. */
+bool hp_reduce_past(const struct hp_kernels *kernels, const struct hp_reduction *reduction);
 
 /* dst[i] = round(src[i] * scale), one rounding to dst's dtype; both aligned, disjoint or equal. */
 int hp_cast(const struct hp_kernels *kernels, void *dst, int dst_dtype, const void *src,

@@ -21,6 +21,8 @@ typedef void hp_by_fn(void *dst, const void *src, double by, size_t n);
 typedef void hp_sum_fn(void *dst, const void *const *srcs, size_t n);
 /* one[i] = other[i] = a[i] + b[i]; one may be a or b, and other too */
 typedef void hp_both_fn(void *one, void *other, const void *a, const void *b, size_t n);
+/* one[i] = a[i] + b[i], past the caches, and the same at `other` unless it is NULL; disjoint */
+typedef void hp_past_fn(void *one, void *other, const void *a, const void *b, size_t n);
 /* float32 from, and to, a narrow float */
 typedef void hp_widen_fn(float *dst, const void *src, size_t n);
 typedef void hp_narrow_fn(void *dst, const float *src, size_t n);
@@ -34,6 +36,7 @@ struct hp_float_kernels {
     hp_sum_fn *sum3[2];
     hp_sum_fn *sum4[2];
     hp_both_fn *sum2_both[2];
+    hp_past_fn *sum2_past[2];
     hp_step_fn *complex_prod[2];
     hp_by_fn *multiply[2];
     hp_by_fn *divide[2];

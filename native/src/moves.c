@@ -229,15 +229,21 @@ static bool is_streamed(const struct hp_call *call)
 
 /* ---- taking ---------------------------------------------------------------------------- */
 
+static struct hp_reduction reduction(const struct hp_call *call, void *out, void *also,
+                                     const void **srcs, int count, uint64_t nbytes)
+{
+    const struct hp_request *const q = &call->request;
+    return (struct hp_reduction){.out = out, .srcs = srcs, .num_srcs = (size_t)count,
+                                 .count = nbytes / hp_itemsize(q->dtype), .dtype = q->dtype,
+                                 .op = q->op, .factors = q->factors, .divisor = q->divisor,
+                                 .also = also};
+}
+
 /* out = also = op over `srcs`, through the caches; also NULL: nowhere. */
 static int reduce_twice(const struct hp_call *call, void *out, void *also, const void **srcs,
                         int count, uint64_t nbytes)
 {
-    const struct hp_request *const q = &call->request;
-    const struct hp_reduction r = {.out = out, .srcs = srcs, .num_srcs = (size_t)count,
-                                   .count = nbytes / hp_itemsize(q->dtype), .dtype = q->dtype,
-                                   .op = q->op, .factors = q->factors, .divisor = q->divisor,
-                                   .also = also};
+    const struct hp_reduction r = reduction(call, out, also, srcs, count, nbytes);
     return hp_reduce(call->team->node->kernels, &r);
 }
 
@@ -254,11 +260,14 @@ static void put(const struct hp_call *call, char *to, const void *from, uint64_t
         hp_copy_or_stream(to, from, nbytes, is_streamed(call));
 }
 
-/* Reduce block by block to my array, and to my slot if there is one; none of it stays in caches. */
+/* Reduce block by block to my array, and to `to` unless it is NULL; none of it stays in caches. */
 static int reduce_past(const struct hp_call *call, char *out, uint8_t *to, const void **srcs,
                        int count, uint64_t nbytes)
 {
     _Alignas(HP_CACHE_LINE) char room[BLOCK];
+    const struct hp_reduction whole = reduction(call, out, to, srcs, count, nbytes);
+    if (is_streamed(call) && hp_reduce_past(call->team->node->kernels, &whole))
+        return 0;
     for (uint64_t at = 0; at < nbytes; at += BLOCK) {
         const uint64_t now = hp_step_bytes(nbytes, at / BLOCK, BLOCK);
         const int rc = reduce_near(call, room, srcs, count, now);
@@ -385,30 +394,45 @@ static char *result_of(const struct hp_call *call, int r)
     return hp_node_address(call->team->node, hp_call_post(call, r)->recv_in);
 }
 
+/* Reduce a block of all arrays where they lie, and write it where all results lie. */
+static int reduce_block_everywhere(const struct hp_call *call, const void **srcs, uint64_t at,
+                                   uint64_t nbytes)
+{
+    _Alignas(HP_CACHE_LINE) char room[BLOCK];
+    const bool past = is_streamed(call);
+    const int size = call->team->size, next = me(call) == 0;
+    char *const out = past ? room : (char *)call->request.recv + at;
+    char *const also = past ? NULL : result_of(call, next) + at; /* in the same pass */
+    const int rc = reduce_twice(call, out, also, srcs, size, nbytes);
+    for (int r = 0; rc == 0 && r < size; r++)
+        if (past || (r != me(call) && r != next))
+            hp_copy_or_stream(result_of(call, r) + at, out, nbytes, past);
+    return rc;
+}
+
 /* Reduce my slice of a chunk where all arrays lie, and write it where all results lie. */
 static int reduce_everywhere(const struct hp_call *call, uint64_t step)
 {
-    _Alignas(HP_CACHE_LINE) char room[BLOCK];
     const struct hp_request *const q = &call->request;
     const uint64_t unit = grain(call), nbytes = hp_step_bytes(q->nbytes, step, unit);
-    const uint64_t end = slice(call, nbytes, me(call) + 1);
-    const bool past = leaves_caches(call) && q->recv != q->send;
-    const int next = past ? -1 : me(call) == 0; /* one other's result is written in the same pass */
-    const void *srcs[HP_MAX_LOCAL];
-    for (uint64_t at = slice(call, nbytes, me(call)); at < end; at += BLOCK) {
-        const uint64_t now = end - at < BLOCK ? end - at : BLOCK;
-        char *const out = past ? room : (char *)q->recv + step * unit + at;
-        for (int r = 0; r < call->team->size; r++)
-            srcs[r] = (const char *)source(call, r, step) + at;
-        char *const also = next < 0 ? NULL : result_of(call, next) + step * unit + at;
-        const int rc = reduce_twice(call, out, also, srcs, call->team->size, now);
-        if (rc < 0)
-            return rc;
-        for (int r = 0; r < call->team->size; r++)
-            if (past || (r != me(call) && r != next))
-                hp_copy_or_stream(result_of(call, r) + step * unit + at, out, now, past);
+    const uint64_t begin = step * unit + slice(call, nbytes, me(call));
+    const uint64_t end = step * unit + slice(call, nbytes, me(call) + 1);
+    const int size = call->team->size;
+    const bool at_once = is_streamed(call) && size == 2;
+    const uint64_t block = at_once ? end - begin : BLOCK;
+    int rc = 0;
+    for (uint64_t at = begin; rc == 0 && at < end; at += block) {
+        const uint64_t now = end - at < block ? end - at : block;
+        const void *srcs[HP_MAX_LOCAL];
+        for (int r = 0; r < size; r++)
+            srcs[r] = (const char *)source(call, r, 0) + at;
+        if (at_once)
+            rc = reduce_past(call, (char *)q->recv + at,
+                             (uint8_t *)result_of(call, 1 - me(call)) + at, srcs, size, now);
+        else
+            rc = reduce_block_everywhere(call, srcs, at, now);
     }
-    return 0;
+    return rc;
 }
 
 int hp_move_consume(const struct hp_call *call, uint64_t step)

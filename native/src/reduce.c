@@ -196,15 +196,28 @@ static bool reduce_at_once(const struct hp_kernels *k, const struct plan *p)
     return true;
 }
 
-/* Write two results in one pass, where that is the common case; false if it is not. */
-static bool reduce_to_both(const struct hp_kernels *k, const struct plan *p)
+/* Whether it is the sum of two arrays of float32, float64 or complex numbers. */
+static bool is_sum2(const struct hp_reduction *r)
 {
-    const struct hp_reduction *const r = &p->r;
-    const int wide = r->dtype == HP_F64;
     const bool plain = r->num_srcs == 2 && r->op == HP_SUM && !r->factors && !r->divisor;
-    if (!r->also || !plain || !(r->dtype == HP_F32 || wide))
+    return plain && (r->dtype == HP_F32 || r->dtype == HP_F64);
+}
+
+/* Write two results in one pass, where that is the common case; false if it is not. */
+static bool reduce_to_both(const struct hp_kernels *k, const struct hp_reduction *r)
+{
+    if (!r->also || !is_sum2(r))
         return false;
-    k->floats->sum2_both[wide](r->out, r->also, r->srcs[0], r->srcs[1], r->count);
+    k->floats->sum2_both[r->dtype == HP_F64](r->out, r->also, r->srcs[0], r->srcs[1], r->count);
+    return true;
+}
+
+bool hp_reduce_past(const struct hp_kernels *kernels, const struct hp_reduction *reduction)
+{
+    const struct hp_reduction r = resolve(kernels, reduction).r;
+    if (!is_sum2(&r))
+        return false;
+    kernels->floats->sum2_past[r.dtype == HP_F64](r.out, r.also, r.srcs[0], r.srcs[1], r.count);
     return true;
 }
 
@@ -214,7 +227,7 @@ int hp_reduce(const struct hp_kernels *kernels, const struct hp_reduction *reduc
     if (rc < 0)
         return rc;
     const struct plan p = resolve(kernels, reduction);
-    if (reduce_to_both(kernels, &p))
+    if (reduce_to_both(kernels, &p.r))
         return 0;
     const size_t most = BLOCK_BYTES / p.acc_item;
     const size_t rest = reduce_at_once(kernels, &p) ? 0 : p.r.count;

@@ -9,6 +9,10 @@
 
 #include "kernels.h"
 
+#ifdef __x86_64__
+#include <emmintrin.h>
+#endif
+
 #define MIN_MAX(T, U)                                      \
     static inline T min_##T(T a, T b)                      \
     {                                                      \
@@ -73,6 +77,53 @@ MIN_MAX(double, uint64_t)
         }                                                                            \
     }
 
+/*
+ * Whole lines past the caches: a result that leaves them anyhow is not read before it is written.
+ * Targets that lie differently in their lines cannot both be aligned, as such stores must be.
+ */
+#define AHEAD 1024
+#ifdef __x86_64__
+#define PAST(name, T)                                                                        \
+    static inline void stream_##name(T *to, const T *from)                                   \
+    {                                                                                        \
+        for (int i = 0; i < 4; i++)                                                          \
+            _mm_stream_si128((__m128i *)to + i, _mm_loadu_si128((const __m128i *)from + i)); \
+    }                                                                                        \
+    static void name(void *one, void *other, const void *va, const void *vb, size_t n)       \
+    {                                                                                        \
+        enum { WHOLE = HP_CACHE_LINE / sizeof(T) };                                          \
+        T *d = one, *e = other ? other : one;                                                \
+        const T *a = va, *b = vb;                                                            \
+        const size_t head = (size_t)(-(uintptr_t)d & (HP_CACHE_LINE - 1)) / sizeof(T);       \
+        size_t i = 0;                                                                        \
+        for (; i < n && i < head; i++)                                                       \
+            d[i] = e[i] = a[i] + b[i];                                                       \
+        if (((uintptr_t)d - (uintptr_t)e) % sizeof(__m128i) == 0)                            \
+            for (; i + WHOLE <= n; i += WHOLE) {                                             \
+                T sum[WHOLE];                                                                \
+                __builtin_prefetch((const char *)(a + i) + AHEAD);                           \
+                __builtin_prefetch((const char *)(b + i) + AHEAD);                           \
+                for (int k = 0; k < WHOLE; k++)                                              \
+                    sum[k] = a[i + (size_t)k] + b[i + (size_t)k];                            \
+                stream_##name(d + i, sum);                                                   \
+                if (e != d)                                                                  \
+                    stream_##name(e + i, sum);                                               \
+            }                                                                                \
+        _mm_sfence(); /* a later release does not order streamed stores */                   \
+        for (; i < n; i++)                                                                   \
+            d[i] = e[i] = a[i] + b[i];                                                       \
+    }
+#else
+#define PAST(name, T)                                                                        \
+    static void name(void *one, void *other, const void *va, const void *vb, size_t n)       \
+    {                                                                                        \
+        T *d = one, *e = other ? other : one;                                                \
+        const T *a = va, *b = vb;                                                            \
+        for (size_t i = 0; i < n; i++)                                                       \
+            d[i] = e[i] = a[i] + b[i];                                                       \
+    }
+#endif
+
 #define BY(name, T, sign)                                             \
     static void name(void *dst, const void *src, double by, size_t n) \
     {                                                                 \
@@ -106,6 +157,7 @@ MIN_MAX(double, uint64_t)
     SUM(sum3_##T, T, a[i] + b[i] + c[i])           \
     SUM(sum4_##T, T, a[i] + b[i] + c[i] + ((const T *)srcs[3])[i]) \
     BOTH(sum2_both_##T, T)                         \
+    PAST(sum2_past_##T, T)                         \
     BY(multiply_##T, T, *)                         \
     BY(divide_##T, T, /)                           \
     COMPLEX_PROD(complex_prod_##T, T)
@@ -120,6 +172,7 @@ const struct hp_float_kernels HP_NAME(hp_floats) = {
     .sum3 = {sum3_float, sum3_double},
     .sum4 = {sum4_float, sum4_double},
     .sum2_both = {sum2_both_float, sum2_both_double},
+    .sum2_past = {sum2_past_float, sum2_past_double},
     .complex_prod = {complex_prod_float, complex_prod_double},
     .multiply = {multiply_float, multiply_double},
     .divide = {divide_float, divide_double},

@@ -223,6 +223,53 @@ static void compare(const struct hp_kernels *k, struct hp_reduction r, size_t of
     memcpy(sources[alias], kept, ROOM);
 }
 
+/* Past the caches, to two places that lie alike in their lines or not, or to one. */
+static void compare_past(const struct hp_kernels *k, int dtype, size_t count, size_t shift)
+{
+    static _Alignas(64) char also[ROOM];
+    const size_t item = hp_itemsize(dtype);
+    const void *const srcs[2] = {sources[0] + item, sources[1] + 3 * item};
+    struct hp_reduction r = {.srcs = srcs, .num_srcs = 2, .dtype = dtype, .op = HP_SUM,
+                             .count = count};
+    r.out = right;
+    CHECK(hp_reduce(k, &r) == 0);
+    r.out = out + item;
+    for (int twice = 0; twice < 2; twice++) {
+        r.also = twice ? also + shift * item : NULL;
+        memset(out, 0x5a, sizeof out);
+        memset(also, 0x5a, sizeof also);
+        CHECK(hp_reduce_past(k, &r));
+        CHECK(same(dtype, r.out, right, count) && (!twice || same(dtype, r.also, right, count)));
+        for (size_t i = 0; i < item; i++) /* nothing beside them */
+            CHECK(out[i] == 0x5a && out[(count + 1) * item + i] == 0x5a &&
+                  also[(count + shift) * item + i] == 0x5a);
+    }
+}
+
+static void test_past(const struct hp_kernels *k, int dtype)
+{
+    fill_sources(dtype);
+    for (size_t count = 0; count < 70; count++)
+        for (size_t shift = 0; shift < 6; shift++)
+            compare_past(k, dtype, count, shift);
+    compare_past(k, dtype, MAX_COUNT, 1);
+}
+
+static void test_not_past(const struct hp_kernels *k)
+{
+    const void *srcs[3] = {sources[0], sources[1], sources[2]};
+    const double two = 2.0;
+    struct hp_reduction r = {.out = out, .srcs = srcs, .num_srcs = 3, .count = 1, .dtype = HP_F32};
+    r.op = HP_SUM;
+    CHECK(!hp_reduce_past(k, &r));
+    r.num_srcs = 2, r.op = HP_MAX;
+    CHECK(!hp_reduce_past(k, &r));
+    r.op = HP_SUM, r.divisor = &two;
+    CHECK(!hp_reduce_past(k, &r));
+    r.divisor = NULL, r.dtype = HP_I32;
+    CHECK(!hp_reduce_past(k, &r));
+}
+
 static void test_pair(const struct hp_kernels *k, int dtype, int op)
 {
     fill_sources(dtype);
@@ -278,6 +325,10 @@ int main(void)
             if (hp_scalable(dtype))
                 test_scaled(k, dtype);
         }
+        for (int dtype = HP_F32; dtype <= HP_C128; dtype++)
+            if (hp_itemsize(dtype) >= 4)
+                test_past(k, dtype);
+        test_not_past(k);
         test_refused(k);
     }
     return 0;

@@ -196,7 +196,7 @@ def same_memory(a: Array, b: Array) -> bool:
     return a is b or (
         a.dtype == b.dtype
         and a.shape == b.shape
-        and a.strides == b.strides
+        and (a.strides == b.strides or (a.flags.c_contiguous and b.flags.c_contiguous))
         and a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
     )
 

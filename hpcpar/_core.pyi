@@ -49,12 +49,12 @@ def reduce(
     otherwise. Integers wrap; of NaNs the first wins; min prefers -0.0, max prefers 0.0.
     """
 
-def plain_pair(x: object, out: object, same: bool = True, /) -> int:
+def plain_pair(x: object, out: object, same: bool = True, place: int = 0, /) -> int:
     """Read the layout of two operands in one go.
 
     1: both are exactly ndarrays of one built-in number type, C-contiguous, aligned, native, of one
-    shape (where `same`), `out` is writable, and they are disjoint. 2: the same, but they begin at
-    one address. 0: otherwise.
+    shape (where `same`), `out` is writable, and they are disjoint. 2: the same, but x begins
+    `place` bytes into out. 0: otherwise.
     """
 
 def reducible(dtype: DTypeLike, op: str, /) -> bool:
@@ -474,17 +474,18 @@ class HotCall:
         key: Hashable,
         x: _Array | None,
         out: _Array | None,
+        place: int,
         calls: tuple[_Way | None, _Way | None, _After | None],
         recorded: tuple[int, int, int, int, int, int],
     ) -> None:
         """Let calls with this key on arrays like these take the hot path.
 
         `calls` is (apart, in_place, after): how the call is made where x and out are two arrays,
-        how where they are one, what is called with out afterwards. A way is (callable, argument,
-        ...) with up to 6 arguments, where "x" and "out" stand for the arrays and ``("x", type)``
-        for that pair; None: as an earlier plan for such calls says, else the long way. `recorded`
-        is (verb, dtype, bytes sent, bytes received, messages, peer). Arrays of more than 8 axes go
-        the long way.
+        how where x begins `place` bytes into out, what is called with out afterwards. A way is
+        (callable, argument, ...) with up to 6 arguments, where "x" and "out" stand for the arrays
+        and ``("x", type)`` for that pair; None: as an earlier plan for such calls says, else the
+        long way. `recorded` is (verb, dtype, bytes sent, bytes received, messages, peer). Arrays
+        of more than 8 axes go the long way.
         """
     def forget(self) -> None:
         """Drop all plans."""

@@ -14,8 +14,9 @@ import numpy as np
 from .._arrays import Array
 from ..comm import symmetric
 from ..comm.group import Group
+from ..errors import UnsupportedError
 
-__all__ = ["PAGE", "TARGET", "placed", "placed_symmetric"]
+__all__ = ["PAGE", "TARGET", "can_share", "placed", "placed_shared", "placed_symmetric"]
 
 PAGE = 4096
 #: Where in a page results begin; operands begin at 0. Half a page apart is never close.
@@ -40,3 +41,18 @@ def placed_symmetric(count: int, dtype: np.dtype[Any], group: Group, start: int 
     assert 0 <= start < PAGE
     room = symmetric.zeros(start + count * dtype.itemsize, np.uint8, group=group)
     return room[start:].view(dtype)
+
+
+def placed_shared(count: int, dtype: np.dtype[Any], group: Group) -> Array:
+    """Return one array for all ranks, of equal parts, at the start of a page. Collective."""
+    part = count // group.size * dtype.itemsize
+    return symmetric.concatenated(group, part).reshape(-1).view(dtype)
+
+
+def can_share(group: Group) -> bool:
+    """Whether all ranks can see one array. Collective over `group`."""
+    try:
+        symmetric.concatenated(group, 1)
+    except UnsupportedError:  # on all ranks
+        return False
+    return True

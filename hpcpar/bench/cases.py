@@ -23,9 +23,9 @@ __all__ = [
     "result_count",
 ]
 
-Mode = Literal["out", "in"]
-#: "out": out of place, "in": in place.
-MODES: tuple[Mode, ...] = ("out", "in")
+Mode = Literal["out", "in", "shared"]
+#: "out": out of place, "in": in place, "shared": so in one symmetric array for all ranks.
+MODES: tuple[Mode, ...] = ("out", "in", "shared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Verb:
         Whether a rank passes, or gets, one part for each rank; else one part.
     reduces, rooted : bool
         Whether `op`, or `root`, matters.
-    modes : tuple of {"out", "in"}
-        In place means ``out=x``.
+    modes : tuple of {"out", "in", "shared"}
+        In place means ``out=x``, and where the verb joins, that `x` is the rank's part of `out`.
     """
 
     joined_in: bool = False
@@ -51,15 +51,15 @@ class Verb:
 
 #: The verbs that the benchmark knows.
 VERBS = {
-    "all_reduce": Verb(reduces=True, modes=MODES),
+    "all_reduce": Verb(reduces=True, modes=("out", "in")),
     "reduce_scatter": Verb(joined_in=True, reduces=True),
-    "all_gather": Verb(joined_out=True),
+    "all_gather": Verb(joined_out=True, modes=MODES),
     "all_to_all": Verb(joined_in=True, joined_out=True),
     "broadcast": Verb(rooted=True, modes=("in",)),
-    "reduce": Verb(reduces=True, rooted=True, modes=MODES),
+    "reduce": Verb(reduces=True, rooted=True, modes=("out", "in")),
     "gather": Verb(joined_out=True, rooted=True),
     "scatter": Verb(joined_in=True, rooted=True),
-    "scan": Verb(reduces=True, modes=MODES),
+    "scan": Verb(reduces=True, modes=("out", "in")),
     "sendrecv": Verb(),
     "send": Verb(),
 }
@@ -83,7 +83,7 @@ class Case:
         "" for verbs that do not reduce.
     root : int
         -1 for verbs without.
-    mode : {"out", "in"}
+    mode : {"out", "in", "shared"}
     """
 
     verb: str
@@ -119,6 +119,11 @@ class Case:
     def kind(self) -> Verb:
         """What all cases of the verb share."""
         return VERBS[self.verb]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the result goes where the operand is."""
+        return self.mode != "out"
 
     @property
     def nbytes(self) -> int:

@@ -12,7 +12,7 @@ from .._arrays import Array
 from ..comm.group import Group
 from ..comm.reductions import check_dtype, parse
 from ..errors import ArgumentError
-from .buffers import TARGET, placed, placed_symmetric
+from .buffers import TARGET, can_share, placed, placed_shared, placed_symmetric
 from .cases import MODES, VERBS, Case, Mode, expected, operand, result_count
 from .contestants import Contestant, Ours, check_peers, copy_call, open_peers
 from .environment import environment
@@ -39,8 +39,8 @@ class Options:
         Of the elements and of the reducing verbs.
     root : int
         Of the verbs that have one.
-    modes : tuple of {"out", "in"}
-        Out of place, in place.
+    modes : tuple of {"out", "in", "shared"}
+        Out of place, in place, in place in one array for all ranks (where `symmetric`).
     rounds : int
         Turns of each contestant.
     warmup : int
@@ -111,7 +111,7 @@ class Options:
             for verb in self.verbs
             for nbytes in self.sizes
             for mode in VERBS[verb].modes
-            if mode in self.modes
+            if mode in self.modes and (self.symmetric or mode != "shared")
         ]
         return list(dict.fromkeys(made))  # small sizes may come to the same case
 
@@ -140,7 +140,8 @@ def run(group: Group, options: Options, progress: Callable[[str], None] | None =
     BackendUnavailable
         A peer's library is not there.
     """
-    cases = options.cases(group.size)
+    shared = can_share(group)
+    cases = [case for case in options.cases(group.size) if shared or case.mode != "shared"]
     if options.root >= group.size:
         raise ArgumentError(f"root {options.root}: ranks are 0 to {group.size - 1}.")
     if not cases:
@@ -151,7 +152,7 @@ def run(group: Group, options: Options, progress: Callable[[str], None] | None =
     try:
         for number, case in enumerate(cases, 1):
             if progress is not None:
-                place = "in place" if case.mode == "in" else "out of place"
+                place = "in place" if case.in_place else "out of place"
                 progress(f"{number}/{len(cases)} {case.verb} {case.nbytes} bytes {place}")
             results.append(_Bench(group, case, peers, options.symmetric).measure(options))
     finally:
@@ -177,7 +178,8 @@ class _Bench:
         self.want = expected(case, group.rank)
         plain = self._arrays(lambda count, start: placed(count, case.dtype, start))
         # Peers keep plain memory: they know nothing of the other, and it has small pages.
-        ours = self._arrays(self._symmetric) if symmetric else plain
+        new = self._shared if case.mode == "shared" else self._symmetric
+        ours = self._arrays(new) if symmetric else plain
         self.arrays = {"hpcpar": ours} | {peer.name: plain for peer in peers}
         bound = {who.name: who.bind(case, *self.arrays[who.name]) for who in (Ours(group), *peers)}
         self.calls = {name: call for name, call in bound.items() if call is not None}
@@ -186,19 +188,26 @@ class _Bench:
         """Return the operand and the result; None where the verb wants none on this rank."""
         case = self.case
         # Made on all ranks, also where nobody needs them: symmetric ones are made together.
-        x = new(self.given.size, 0)
-        out = x if case.mode == "in" else new(result_count(case), TARGET)
+        if case.in_place:
+            x = out = new(result_count(case), 0)
+            if case.kind.joined_out:
+                x = np.split(out, case.ranks)[self.group.rank]
+        else:
+            x, out = new(self.given.size, 0), new(result_count(case), TARGET)
         sends = case.verb != "scatter" or self.group.rank == case.root
         return x if sends else None, out if self.want is not None else None
 
     def _symmetric(self, count: int, start: int) -> Array:
         return placed_symmetric(count, self.case.dtype, self.group, start)
 
+    def _shared(self, count: int, start: int) -> Array:
+        return placed_shared(count, self.case.dtype, self.group)
+
     def measure(self, options: Options) -> Row:
         """Check, time, check again. Collective."""
         wrong = np.array([self._wrong(name) for name in self.calls])
         for x, _ in self.arrays.values():
-            if self.case.mode == "in" and x is not None:
+            if self.case.in_place and x is not None:
                 x[...] = 0  # repeated sums in place stay finite
         times = time_all(
             self.group,
@@ -217,12 +226,13 @@ class _Bench:
         x, out = self.arrays[name]
         if out is not None:
             out.view(np.uint8)[...] = 0x5A
+        self.group.barrier()  # a result may be shared
         if x is not None:
             x[...] = self._fresh()
         self.calls[name]()
-        if self.want is None:
-            return 0
-        return int(np.count_nonzero(out != self.want))
+        wrong = 0 if self.want is None else int(np.count_nonzero(out != self.want))
+        self.group.barrier()
+        return wrong
 
     def _fresh(self) -> Array:
         """Return what I pass; who only receives in place begins with something else."""

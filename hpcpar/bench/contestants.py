@@ -135,11 +135,12 @@ class Mpi4py(Contestant):
     def _moving(self, case: Case, x: Any, out: Any) -> Bound:
         comm, root = self._comm, case.root
         dst, src = _neighbours(self._group)
+        source = self._mpi.IN_PLACE if case.in_place else x
         calls: dict[str, Bound] = {
             "broadcast": lambda: comm.Bcast(out, root),
             "scatter": lambda: comm.Scatter(x, out, root),
             "gather": lambda: comm.Gather(x, out, root),
-            "all_gather": lambda: comm.Allgather(x, out),
+            "all_gather": lambda: comm.Allgather(source, out),
             "all_to_all": lambda: comm.Alltoall(x, out),
             "sendrecv": lambda: comm.Sendrecv(x, dst, 0, out, src, 0),
             "send": _relay(
@@ -191,7 +192,7 @@ class Gloo(Contestant):
 
     def bind(self, case: Case, x: Array | None, out: Array | None) -> Bound | None:
         """Return torch's call of the same meaning; its all_reduce and reduce work in place only."""
-        works = case.mode == "in" or case.verb not in ("all_reduce", "reduce")
+        works = case.in_place or case.verb not in ("all_reduce", "reduce")
         name = _GLOO_OPS.get(case.op)
         if not works or (case.kind.reduces and name is None):
             return None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..bench import collectives, pack, startup
-from ..bench.cases import VERBS
+from ..bench.cases import MODES, VERBS
 from ..bench.formulas import parse_bytes, size_steps
 from ..comm.launch import is_launched
 from ..comm.world import init, shutdown
@@ -141,7 +141,7 @@ def _options(args: Namespace) -> collectives.Options:
         dtype=args.dtype,
         op=args.op,
         root=args.root,
-        modes=("in",) if args.in_place else ("out",) if args.out_of_place else ("out", "in"),
+        modes=MODES[1:] if args.in_place else MODES[:1] if args.out_of_place else MODES,
         rounds=args.rounds,
         warmup=args.warmup,
         peers=tuple(args.peers.split(",")),

@@ -42,10 +42,19 @@ class _Gathering(Request):
         try:
             self.operand.give(out, self.verb)
             shape = None if self.sizes is None else self.result_shape(self.sizes)
-            self.operand.check(shape, self.verb)
+            self.operand.check(shape, self.verb, *self._own_place())
         except HpcparError as error:
             self.refused = error
             self.operand.give(None, self.verb)
+
+    def _own_place(self) -> tuple[tuple[Any, ...], str]:
+        """Return where in `out` my block goes, and may come from."""
+        if self.sizes is None:
+            return (...,), "Promise sizes to work in place, with x as out's block of this rank."
+        begin = sum(self.sizes[: self.view.rank])
+        rows = slice(begin, begin + self.length)
+        text = ", ".join([":"] * self.axis + [f"{rows.start}:{rows.stop}"])
+        return (slice(None),) * self.axis + (rows, ...), f"To work in place, let x be out[{text}]."
 
     def _promised(self, sizes: Any) -> tuple[int, ...] | None:
         if sizes is None:

@@ -264,7 +264,7 @@ class MpiBackend(Backend):
         counts = op.recv_counts
         if op.recv.size == 0:
             return
-        mine = op.recv[starts(counts)[self.rank] :]
+        mine = self._blocks(op.recv, op)[self.rank]
         # MPI wants all ranks in place, or none; whether the others are is not known here.
         first = op.send.copy() if _same_start(op.send, mine) else op.send
         if len(set(counts)) == 1:
@@ -276,7 +276,8 @@ class MpiBackend(Backend):
     def _gather(self, op: Operation, blocking: bool) -> Stages:
         if are_equal(op.recv_counts) and sum(op.recv_counts) <= self.max_count:
             assert op.send is not None
-            in_place = op.recv is not None and _same_start(op.send, op.recv)  # a group of one
+            mine = None if op.recv is None else self._blocks(op.recv, op)[self.rank]
+            in_place = mine is not None and _same_start(op.send, mine)
             first = self._mpi.IN_PLACE if in_place else op.send
             yield self._call(op, blocking, "Gather", first, op.recv, op.root)
             return

@@ -56,7 +56,7 @@ _VERBS = {
     )
 }
 _ROOTED = {"gather": "all_gather", "scatter": "all_to_all"}  # carried by these, with a root
-_JOIN_OR_CUT = ("all_to_all", "all_gather", "gather", "scatter", "reduce_scatter")
+_NOT_IN_PLACE = ("all_to_all", "scatter", "reduce_scatter")
 _PRIMITIVES = tuple(op for op in OPS if op != "mean")
 _NO_HEADER = bytes(HEADER_NBYTES)
 
@@ -273,7 +273,7 @@ class NodeBackend(Backend):
             return self._mail.direct(op, agreement.failed)
         call = self._make(op, agreement, True)
         way = (call, "x", "out")
-        return Direct(way, None if op.verb in _JOIN_OR_CUT else way, divides=True)
+        return Direct(way, None if op.verb in _NOT_IN_PLACE else way, divides=True)
 
     def direct_pair(self, send: Operation, recv: Operation, agreement: Agreement) -> Direct | None:
         """Return one call that sends and receives."""

@@ -66,7 +66,7 @@ class Quick:
             ways = (None, direct.in_place) if plan.is_in_place() else (direct.apart, None)
             calls = (*ways, after)
             recorded = (verb, code, *moved, request.root)
-            self._runner.hot.add(plan.key, plan.x, plan.out, calls, recorded)
+            self._runner.hot.add(plan.key, plan.x, plan.out, plan.place, calls, recorded)
 
     def _direct(self, plan: _Plan, agreement: Agreement | None) -> Direct | None:
         backend = self._runner.backend
@@ -96,7 +96,8 @@ class Quick:
 class _Plan(NamedTuple):
     """How calls are told from others, their arrays, what the backend is asked, what follows.
 
-    The key is an all_reduce's op, or a tuple of the verb and its further arguments.
+    The key is an all_reduce's op, or a tuple of the verb and its further arguments. In place, x
+    begins `place` bytes into out.
     """
 
     key: Hashable
@@ -104,16 +105,17 @@ class _Plan(NamedTuple):
     out: Array | None
     operation: Operation
     second: Operation | None = None  # at the same time
+    place: int = 0
 
     def is_plain(self) -> bool:
         """Whether both arrays, as far as there are some with elements, go as they are."""
         arrays = [a for a in (self.x, self.out) if a is not None and a.size]
-        return bool(arrays) and plain_pair(arrays[0], arrays[-1], False) > 0
+        return bool(arrays) and plain_pair(arrays[0], arrays[-1], False, self.place) > 0
 
     def is_in_place(self) -> bool:
         """Whether the result goes to where the operand is."""
         both = self.x is not None and self.out is not None
-        return both and plain_pair(self.x, self.out, False) == 2
+        return both and plain_pair(self.x, self.out, False, self.place) == 2
 
 
 def _is_key(key: Hashable) -> bool:
@@ -193,7 +195,8 @@ def _gathering(request: AllGather | Gather, root: int | None, receives: bool) ->
     operation = Operation(request.verb, request.block, root=root, recv_counts=counts)
     place = () if root is None else (root,)
     key = (request.verb, *place, request.axis, request.given_sizes)
-    return _Plan(key, request.block, request.operand.out, operation)
+    before = sum(counts[: request.view.rank])
+    return _Plan(key, request.block, request.operand.out, operation, place=before)
 
 
 def _all_gather(request: AllGather, view: View) -> _Plan | None:

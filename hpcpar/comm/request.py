@@ -126,6 +126,9 @@ def check_rank(rank: Any, size: int, verb: str, name: str) -> int:
     return int(rank)
 
 
+_IN_PLACE = "Pass out=x to work in place."
+
+
 class Operand:
     """One array of a call: the input, where the result goes, how it is handed back."""
 
@@ -141,25 +144,32 @@ class Operand:
         self.given = out
         self.out: Array | None = None if out is None else adopt_out(out, verb).view()
 
-    def check(self, shape: tuple[int, ...] | None, verb: str) -> None:
+    def check(
+        self,
+        shape: tuple[int, ...] | None,
+        verb: str,
+        place: tuple[Any, ...] = (...,),
+        how: str = _IN_PLACE,
+    ) -> None:
         """Refuse an `out` that cannot take a result of `shape` or overlaps the input.
 
-        With shape None it is not known yet, and only the rest is checked.
+        With shape None it is not known yet, and only the rest is checked. The input may be what
+        lies at `place` in `out`, by default all of it; `how` says so.
         """
         if self.out is not None:
             shape = self.out.shape if shape is None else shape
             check_out(self.out, shape, self.array.dtype, verb)
-            self.check_memory(verb)
+            self.check_memory(verb, place, how)
 
-    def check_memory(self, verb: str) -> None:
-        """Refuse an `out` that is read-only or overlaps the input."""
+    def check_memory(
+        self, verb: str, place: tuple[Any, ...] = (...,), how: str = _IN_PLACE
+    ) -> None:
+        """Refuse an `out` that is read-only, or overlaps an input that is not at its `place`."""
         if self.out is None:
             return
         check_out(self.out, self.out.shape, self.out.dtype, verb)
-        if not same_memory(self.out, self.array) and memory_overlaps(self.out, self.array):
-            raise ArgumentError(
-                f"{verb}: out overlaps x without being x. Pass out=x to work in place."
-            )
+        if not same_memory(self.out[place], self.array) and memory_overlaps(self.out, self.array):
+            raise ArgumentError(f"{verb}: out overlaps x without being x. {how}")
 
     @property
     def in_place(self) -> bool:

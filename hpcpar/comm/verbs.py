@@ -262,6 +262,7 @@ def all_gather(
     sizes : None, "equal" or sequence of int
         None: lengths are exchanged. "equal": promised to be the same, and checked. Ints: known.
     out : array, optional
+        Shape of the result. With promised sizes `x` may be this rank's block of it.
 
     Raises
     ------

@@ -31,6 +31,7 @@ struct plan {
     PyObject *key; /* an op's name, or a tuple with the verb and its arguments */
     int type_num;
     struct shape x, out;
+    Py_ssize_t place; /* bytes before x in out, in place */
     struct way apart, in_place;
     PyObject *after;
     struct hp_operation operation;
@@ -273,7 +274,8 @@ static bool keep(HotCall *self, struct plan *made, PyArrayObject *array, Py_hash
     return true;
 }
 
-/* add(key, x, out, (apart, in_place, after), (verb, dtype, sent, received, messages, peer)) */
+/* add(key, x, out, place, (apart, in_place, after), (verb, dtype, sent, received, messages, peer))
+ */
 static PyObject *add(PyObject *object, PyObject *args)
 {
     HotCall *const self = (HotCall *)object;
@@ -282,9 +284,9 @@ static PyObject *add(PyObject *object, PyObject *args)
     unsigned int verb, dtype;
     unsigned long long sent, received, messages;
     int peer;
-    if (!PyArg_ParseTuple(args, "OOO(OOO)(IIKKKi):add", &made.key, &first, &second, &apart,
-                          &in_place, &made.after, &verb, &dtype, &sent, &received, &messages,
-                          &peer))
+    if (!PyArg_ParseTuple(args, "OOOn(OOO)(IIKKKi):add", &made.key, &first, &second, &made.place,
+                          &apart, &in_place, &made.after, &verb, &dtype, &sent, &received,
+                          &messages, &peer))
         return NULL;
     PyArrayObject *x, *out;
     if (!may_plan(first, &x) || !may_plan(second, &out) || (!x && !out) || verb >= HP_MAX_VERBS)
@@ -345,10 +347,10 @@ static enum outcome carry_out(const struct way *way, PyObject *after, PyObject *
 }
 
 /* Record and carry out a call by copies of our own: the table may change meanwhile. */
-static PyObject *run_plan(HotCall *self, const struct plan *found, PyObject *const *args, long pair)
+static PyObject *run_plan(HotCall *self, const struct plan *found, PyObject *const *args,
+                          struct way way)
 {
     struct hp_recorder *const core = hp_py_recorder_core(self->recorder);
-    struct way way = pair == 2 ? found->in_place : found->apart;
     const struct hp_total traffic = found->traffic;
     PyObject *const after = Py_NewRef(found->after);
     hold_way(&way);
@@ -369,15 +371,27 @@ static PyObject *run_plan(HotCall *self, const struct plan *found, PyObject *con
     return outcome == FAILED ? NULL : PyBool_FromLong(outcome == DONE);
 }
 
-/* Like hp_py_plain_pair, where either may be None: then the other must be plain. */
-static long pair_of(PyObject *x, PyObject *out)
+/* Like hp_py_are_plain, where either may be None: then the other must be plain. */
+static bool are_plain(PyObject *x, PyObject *out)
 {
     if (x != Py_None && out != Py_None)
-        return hp_py_plain_pair(x, out, false);
+        return hp_py_are_plain(x, out);
     if (x != Py_None)
         return hp_py_plain(x) != NULL;
     PyArrayObject *const array = out != Py_None ? hp_py_plain(out) : NULL;
     return array && PyArray_ISWRITEABLE(array);
+}
+
+/* The way of a plan for a pair of arrays; without a call where they overlap otherwise. */
+static struct way way_of(const struct plan *plan, PyObject *x, PyObject *out)
+{
+    if (x == Py_None || out == Py_None)
+        return plan->apart;
+    switch (hp_py_pair((PyArrayObject *)x, (PyArrayObject *)out, plan->place)) {
+    case 2: return plan->in_place;
+    case 1: return plan->apart;
+    default: return (struct way){0};
+    }
 }
 
 /* run(x, key, out): True if it did the call, False if the call needs the long way. */
@@ -386,8 +400,7 @@ static PyObject *run(PyObject *object, PyObject *const *args, Py_ssize_t given)
     HotCall *const self = (HotCall *)object;
     if (given != 3)
         return PyErr_Format(PyExc_TypeError, "run: takes 3 arguments, got %zd", given);
-    const long pair = pair_of(args[0], args[2]);
-    if (pair == 0 || self->busy || self->noisy || self->owner != hp_py_process)
+    if (self->busy || self->noisy || self->owner != hp_py_process || !are_plain(args[0], args[2]))
         return Py_NewRef(Py_False);
     const Py_hash_t hash = PyObject_Hash(args[1]);
     if (hash == -1) { /* a list, say: the long way refuses it or not */
@@ -404,9 +417,8 @@ static PyObject *run(PyObject *object, PyObject *const *args, Py_ssize_t given)
     }
     if (fine < 0)
         return NULL;
-    if (!fine || !(pair == 2 ? plan->in_place : plan->apart).call)
-        return Py_NewRef(Py_False);
-    return run_plan(self, plan, args, pair);
+    const struct way chosen = fine ? way_of(plan, args[0], args[2]) : (struct way){0};
+    return chosen.call ? run_plan(self, plan, args, chosen) : Py_NewRef(Py_False);
 }
 
 /* acquire(): take the group's one call at a time; False if another thread has it. */
@@ -435,7 +447,7 @@ static PyObject *set_noisy(PyObject *object, PyObject *value)
 
 static PyMethodDef methods[] = {
     {"add", add, METH_VARARGS,
-     "add(key, x, out, calls, recorded)\n--\n\nLet calls like this take the hot path."},
+     "add(key, x, out, place, calls, recorded)\n--\n\nLet calls like this take the hot path."},
     {"forget", forget, METH_NOARGS, "forget()\n--\n\nDrop all plans."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "run(x, key, out, /)\n--\n\nTrue if it did the call, False if it needs the long way."},

@@ -48,9 +48,10 @@ bool hp_py_is_native(PyArray_Descr *descr);
 
 /* The array if it is exactly an ndarray of numbers, C-contiguous, aligned, native, else NULL. */
 PyArrayObject *hp_py_plain(PyObject *object);
-/* 1 if both are plain, of one dtype (and shape, where `same`), the second writable, and disjoint;
- * 2 if they begin at one address; else 0. */
-long hp_py_plain_pair(PyObject *first, PyObject *second, bool same);
+/* Whether both are plain, of one dtype, and the second is writable. */
+bool hp_py_are_plain(PyObject *first, PyObject *second);
+/* 2 if x begins at byte `place` of out; 1 if they are disjoint; else 0. */
+long hp_py_pair(PyArrayObject *x, PyArrayObject *out, Py_ssize_t place);
 
 /* recorder.c */
 

@@ -19,30 +19,37 @@ static bool same_shape(PyArrayObject *a, PyArrayObject *b)
            PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(b), ndim);
 }
 
-long hp_py_plain_pair(PyObject *first, PyObject *second, bool same)
+bool hp_py_are_plain(PyObject *first, PyObject *second)
 {
     PyArrayObject *const x = hp_py_plain(first), *const out = hp_py_plain(second);
-    if (!x || !out || PyArray_TYPE(x) != PyArray_TYPE(out) || !PyArray_ISWRITEABLE(out) ||
-        (same && !same_shape(x, out)))
-        return 0;
+    return x && out && PyArray_TYPE(x) == PyArray_TYPE(out) && PyArray_ISWRITEABLE(out);
+}
+
+long hp_py_pair(PyArrayObject *x, PyArrayObject *out, Py_ssize_t place)
+{
     const char *const from = PyArray_BYTES(x), *const to = PyArray_BYTES(out);
-    if (from == to)
+    if (from == to + place)
         return 2;
     return from + PyArray_NBYTES(x) <= to || to + PyArray_NBYTES(out) <= from;
 }
 
-static PyObject *plain_pair(PyObject *module, PyObject *const *args, Py_ssize_t given)
+static PyObject *plain_pair(PyObject *module, PyObject *args)
 {
     (void)module;
-    if (given != 2 && given != 3)
-        return PyErr_Format(PyExc_TypeError, "plain_pair: takes 2 or 3 arguments, got %zd", given);
-    const bool same = given == 2 || args[2] == Py_True;
-    return PyLong_FromLong(hp_py_plain_pair(args[0], args[1], same));
+    PyObject *first, *second;
+    int same = true;
+    Py_ssize_t place = 0;
+    if (!PyArg_ParseTuple(args, "OO|pn:plain_pair", &first, &second, &same, &place))
+        return NULL;
+    PyArrayObject *const x = (PyArrayObject *)first, *const out = (PyArrayObject *)second;
+    const bool fine = hp_py_are_plain(first, second) && (!same || same_shape(x, out));
+    return PyLong_FromLong(fine ? hp_py_pair(x, out, place) : 0);
 }
 
 PyMethodDef hp_py_layout_methods[] = {
-    {"plain_pair", (PyCFunction)(void (*)(void))plain_pair, METH_FASTCALL,
-     "plain_pair(x, out, same=True, /)\n--\n\n"
-     "1: both plain, alike and disjoint; 2: the same start; 0: neither, or not plain."},
+    {"plain_pair", plain_pair, METH_VARARGS,
+     "plain_pair(x, out, same=True, place=0, /)\n--\n\n"
+     "1: both plain, alike and disjoint; 2: x begins `place` bytes into out; 0: neither, or not "
+     "plain."},
     {NULL, NULL, 0, NULL},
 };

@@ -49,16 +49,27 @@ def test_every_verb_gives_what_is_expected(ranks, dtype, op):
     ranks(body)
 
 
+def test_symmetric_arrays_also_shared_ones(ranks):
+    def body(group):
+        options = Options(verbs=("all_reduce", "all_gather"), sizes=(640,), symmetric=True, **QUICK)
+        rows = collectives.run(group, options)["results"]
+        shared = [] if group.backend == "mpi" and group.size > 1 else ["shared"]
+        assert [row["mode"] for row in rows] == ["out", "in", "out", "in", *shared]
+        assert all(row["contestants"]["hpcpar"]["wrong"] == 0 for row in rows)
+
+    ranks(body)
+
+
 def test_the_report_is_json_and_the_same_on_all_ranks(ranks):
     def body(group):
         said = []
         options = Options(verbs=("all_reduce", "all_gather"), sizes=(64,), **QUICK)
         report = collectives.run(group, options, said.append)
-        assert said[0] == "1/3 all_reduce 64 bytes out of place"
-        assert len(said) == len(report["results"]) == 3
+        assert said[0] == "1/4 all_reduce 64 bytes out of place"
+        assert len(said) == len(report["results"]) == 4
         text = json.dumps(report["results"])
         assert set(group.all_gather_object(text)) == {text}
-        first, _, gathered = report["results"]
+        first, _, gathered, _ = report["results"]
         assert (first["mode"], first["nbytes"], first["count"]) == ("out", 64, 16)
         assert gathered["count"] == max(1, 16 // group.size)
         assert gathered["nbytes"] == 4 * gathered["count"] * group.size
@@ -155,7 +166,7 @@ def test_what_only_the_group_knows_is_refused_on_all_ranks(ranks):
         with pytest.raises(ArgumentError, match="root 9: ranks are 0 to"):
             collectives.run(group, Options(root=9))
         with pytest.raises(ArgumentError, match="none of them works in this mode"):
-            collectives.run(group, Options(verbs=("all_gather",), modes=("in",)))
+            collectives.run(group, Options(verbs=("all_to_all",), modes=("in",)))
         assert group.all_reduce(1) == group.size
 
     ranks(body)
@@ -163,7 +174,10 @@ def test_what_only_the_group_knows_is_refused_on_all_ranks(ranks):
 
 def test_sizes_that_come_to_the_same_are_run_once():
     cases = Options(verbs=("all_gather",), sizes=(1, 4, 16)).cases(4)
-    assert [(case.count, case.nbytes) for case in cases] == [(1, 16)]
+    assert [(case.count, case.nbytes, case.mode) for case in cases] == [
+        (1, 16, "out"),
+        (1, 16, "in"),
+    ]
 
 
 @pytest.mark.threads_only

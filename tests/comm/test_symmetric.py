@@ -360,3 +360,18 @@ def test_too_much_is_refused_on_all_ranks(ranks):
 )
 def test_gaps(taken, nbytes, place):
     assert find_gap(taken, nbytes, 100, 200) == place
+
+
+def test_parts_side_by_side_are_gathered_where_they_lie(ranks):
+    def body(group):
+        if group.size > 1 and group.backend == "mpi":
+            return
+        whole = symmetric.concatenated(group, 24).reshape(-1).view(np.int64)
+        mine = np.split(whole, group.size)[group.rank]
+        for salt in range(6):
+            mine[:] = 10 * group.rank + salt
+            group.all_gather(mine, sizes="equal", out=whole)
+            assert whole.tolist() == [10 * r + salt for r in range(group.size) for _ in range(3)]
+            group.barrier()  # all have looked
+
+    ranks(body)

@@ -28,11 +28,21 @@ def hot(recorder):
 def add(hot, like, call, key="sum", after=None, out=None, in_place=True):
     apart = (call, "x", "out", HANDLE)
     there = (call, IN_PLACE, "out", HANDLE) if in_place else None
-    hot.add(key, like, like if out is None else out, (apart, there, after), COUNTED)
+    hot.add(key, like, like if out is None else out, 0, (apart, there, after), COUNTED)
 
 
 def nothing(*args):
     return None
+
+
+@pytest.mark.parametrize(("begin", "made"), [(2, "in"), (0, None), (1, None), (4, None)])
+def test_in_place_x_lies_where_the_plan_says(hot, begin, made):
+    out, seen = np.zeros(6, np.float32), []
+    ways = (lambda: seen.append("apart"),), (lambda: seen.append("in"),), None
+    hot.add("k", out[2:4], out, 8, ways, COUNTED)
+    assert hot.run(out[begin : begin + 2], "k", out) is (made is not None)
+    assert hot.run(np.zeros(2, np.float32), "k", out)
+    assert seen == [*([made] if made else []), "apart"]
 
 
 def test_a_known_call_is_made_and_recorded(hot, recorder):
@@ -137,7 +147,7 @@ def test_arguments_stand_where_the_plan_has_them(hot):
         seen.append(args)
 
     apart = (call, ("out", HANDLE), 5, ("x", HANDLE), None, (1, 2), "x")
-    hot.add("sum", x, y, (apart, (call,), None), COUNTED)
+    hot.add("sum", x, y, 0, (apart, (call,), None), COUNTED)
     assert hot.run(x, "sum", y)
     assert hot.run(x, "sum", x)
     assert seen[0] == ((y, HANDLE), 5, (x, HANDLE), None, (1, 2), x)
@@ -151,7 +161,7 @@ def test_a_rank_may_have_one_array_only(hot, missing):
     array, seen = np.ones(3, np.float32), []
     x, out = (None, array) if missing == "x" else (array, None)
     way = (lambda *args: seen.append(args), "x", "out")
-    hot.add("k", x, out, (way, None, None), COUNTED)
+    hot.add("k", x, out, 0, (way, None, None), COUNTED)
     assert hot.run(x, "k", out)
     assert seen == [(x, out)]
     assert hot.run(array, "k", array.copy()) is False
@@ -159,7 +169,7 @@ def test_a_rank_may_have_one_array_only(hot, missing):
     assert hot.run(out, "k", x) is False
     other = np.ones(3)
     assert hot.run(None if x is None else other, "k", None if out is None else other) is False
-    hot.add("k", None, None, (way, None, None), COUNTED)  # nothing to know a call by
+    hot.add("k", None, None, 0, (way, None, None), COUNTED)  # nothing to know a call by
     if missing == "x":
         array.flags.writeable = False
         assert hot.run(None, "k", array) is False
@@ -168,12 +178,12 @@ def test_a_rank_may_have_one_array_only(hot, missing):
 def test_ways_are_learned_one_by_one(hot):
     x, y, seen = np.ones(3), np.zeros(3), []
     ways = [(lambda *args, i=i: seen.append(i), "x") for i in range(3)]
-    hot.add("sum", x, y, (ways[0], None, None), COUNTED)
+    hot.add("sum", x, y, 0, (ways[0], None, None), COUNTED)
     assert hot.run(x, "sum", x) is False
-    hot.add("sum", x, x, (None, ways[1], None), COUNTED)
+    hot.add("sum", x, x, 0, (None, ways[1], None), COUNTED)
     assert hot.run(x, "sum", x)
     assert hot.run(x, "sum", y)
-    hot.add("sum", x, y, (ways[2], None, None), COUNTED)
+    hot.add("sum", x, y, 0, (ways[2], None, None), COUNTED)
     assert hot.run(x, "sum", y)
     assert hot.run(x, "sum", x)
     assert seen == [1, 0, 2, 1]
@@ -219,10 +229,10 @@ def test_nothing_is_leaked(recorder):
     for _ in range(3):
         hot = HotCall(recorder, 0)
         for _ in range(5):
-            hot.add("sum", x, x, ((call, ("x", handle), "out", handle), None, None), COUNTED)
+            hot.add("sum", x, x, 0, ((call, ("x", handle), "out", handle), None, None), COUNTED)
             hot.run(x, "sum", np.zeros(3))
         hot.forget()
-        hot.add("sum", x, x, (None, (call, handle, "out"), None), COUNTED)
+        hot.add("sum", x, x, 0, (None, (call, handle, "out"), None), COUNTED)
         del hot
     assert [sys.getrefcount(o) for o in (x, call, handle, recorder)] == before
 
@@ -233,9 +243,9 @@ def test_bad_arguments_are_refused(hot, recorder):
     with pytest.raises(TypeError, match="3 arguments"):
         hot.run(np.ones(3))
     with pytest.raises(TypeError):
-        hot.add("sum", np.ones(3), np.ones(3), (nothing, None), COUNTED)
+        hot.add("sum", np.ones(3), np.ones(3), 0, (nothing, None), COUNTED)
     for way in ((), nothing, (nothing, 1, 2, 3, 4, 5, 6, 7)):
         with pytest.raises(TypeError, match="a way is"):
-            hot.add("sum", np.ones(3), np.ones(3), (way, None, None), COUNTED)
+            hot.add("sum", np.ones(3), np.ones(3), 0, (way, None, None), COUNTED)
     with pytest.raises(TypeError, match="unhashable"):
         add(hot, np.ones(3), nothing, key=["sum"])

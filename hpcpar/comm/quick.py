@@ -110,7 +110,8 @@ class _Plan(NamedTuple):
     def is_plain(self) -> bool:
         """Whether both arrays, as far as there are some with elements, go as they are."""
         arrays = [a for a in (self.x, self.out) if a is not None and a.size]
-        return bool(arrays) and plain_pair(arrays[0], arrays[-1], False, self.place) > 0
+        place = self.place if len(arrays) == 2 else 0
+        return bool(arrays) and plain_pair(arrays[0], arrays[-1], False, place) > 0
 
     def is_in_place(self) -> bool:
         """Whether the result goes to where the operand is."""

@@ -79,6 +79,22 @@ def test_other_calls_than_the_learned_one_take_the_long_way(ranks):
 
 
 @pytest.mark.sizes(2, 3)
+def test_gathers_take_the_hot_path_on_every_rank(ranks):
+    def body(group):
+        whole, x = np.zeros(3 * group.size), np.ones(3)
+        told = (3,) * group.size
+        at_root = whole if group.rank == 1 else None
+        for _ in range(SETTLED):
+            group.gather(x, root=1, sizes=told, out=at_root)
+            group.all_gather(x, sizes=told, out=whole)
+        assert group._hot(x + 1, ("gather", 1, 0, told), at_root)
+        assert group._hot(x + 2, ("all_gather", 0, told), whole)
+        assert (whole == 3).all()
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
 def test_an_error_that_nobody_saw_stops_the_hot_path(ranks):
     def body(group):
         check_sums(group)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from . import errors
 from ._version import __version__
+from .comm.attach import as_group
 from .comm.group import Group
 from .comm.message_requests import Message
 from .comm.object_verbs import (
@@ -37,7 +38,7 @@ from .comm.verbs import (
     scatter,
 )
 from .comm.work import Work
-from .comm.world import as_group, init, rank, shutdown, size, world
+from .comm.world import init, rank, shutdown, size, world
 
 if _TYPE_CHECKING:
     from . import checkpoint, data, debug, nn, optim, random

@@ -289,6 +289,8 @@ class Node:
         """Wake a peer that waits for a number."""
     def tune(self, tuning: tuple[int, int, int, int], /) -> None:
         """Take other switch points. Between two calls, on all ranks alike."""
+    def set_meanwhile(self, function: Callable[[], object] | None, /) -> None:
+        """Call it now and then in blocking waits, each millisecond in long ones; None: nothing."""
     def heap(self) -> int:
         """Where in each window symmetric arrays may lie."""
     def is_closed(self, peer: int, area: int, key: int) -> bool:

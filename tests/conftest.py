@@ -10,7 +10,7 @@ import pytest
 import hpcpar as hp
 from hpcpar.comm import launch
 from hpcpar.comm.settings import Settings
-from hpcpar.comm.world import _on_mpi
+from hpcpar.comm.world import on_mpi
 from hpcpar.testing import run_ranks
 
 SIZES = (1, 2, 3, 4)
@@ -56,7 +56,7 @@ def world(backend="auto"):
     """Return all ranks, carried by `backend`; made once, and ended with the process."""
     if backend == "auto":
         return hp.init()
-    return _on_mpi(Settings(backend=backend), hp.init().mpi_comm).group
+    return on_mpi(Settings(backend=backend), hp.init().mpi_comm).group
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def with_settings(group, backend, **how):
             yield group
         return
     alone = "mpi" if group.size == 1 else backend  # one rank needs no node
-    made = _on_mpi(Settings(backend=alone, **how), group.mpi_comm)
+    made = on_mpi(Settings(backend=alone, **how), group.mpi_comm)
     try:
         with made.group:
             yield made.group

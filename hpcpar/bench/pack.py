@@ -10,7 +10,7 @@ import numpy as np
 
 from .._arrays import Array
 from .._core import PackPlan
-from ..comm.world import as_group
+from ..comm.attach import as_group
 from ..errors import ArgumentError
 from ..nn import GPT
 from ..random import Key, bits

@@ -8,9 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
+from ..comm.attach import as_group
 from ..comm.group import Group
 from ..comm.root import on_root
-from ..comm.world import as_group
 from ..errors import ArgumentError
 from .folder import Leaf, check_state, find, publish, published, read
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from ..errors import HpcparError
-from . import bench, info, inspect, run, selftest, tune
+from . import bench, info, inspect, mpi4py, run, selftest, tune
 
 __all__ = ["main"]
 
@@ -16,6 +16,7 @@ _COMMANDS = (
     bench.COMMAND,
     info.COMMAND,
     inspect.COMMAND,
+    mpi4py.COMMAND,
     run.COMMAND,
     selftest.COMMAND,
     tune.COMMAND,
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["run"]:
+    if words[:1] in (["run"], ["mpi4py"]):
         words = run.separate(words)
     args = _parser().parse_args(words)
     try:

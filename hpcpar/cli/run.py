@@ -60,7 +60,7 @@ def separate(words: Sequence[str]) -> list[str]:
     ['run', '-n', '2', '--', '-m', 'mod', '-v']
     """
     at = 1
-    while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "--"):
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "--"):
         at += 2 if words[at] in _VALUED else 1
     rest = list(words[at:])
     return [*words[:at], *(["--"] if rest and rest[0] != "--" else []), *rest]

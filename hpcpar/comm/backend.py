@@ -274,6 +274,9 @@ class Backend(ABC):
     def tune(self, tuning: tuple[int, int, int, int]) -> None:  # noqa: B027
         """Take other switch points, where there are some: between calls, on all ranks alike."""
 
+    def meanwhile(self, function: Callable[[], object] | None) -> None:  # noqa: B027
+        """Call it now and then in blocking waits that it cannot see otherwise; None: nothing."""
+
     def rings(self, op: Operation) -> bool:
         """Whether whoever moves `op` on rings the bell that `Progress` sleeps on."""
         return False

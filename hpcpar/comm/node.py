@@ -11,7 +11,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -143,6 +143,10 @@ class NodeBackend(Backend):
         self._teams, self.heap = [], None
         if self._own is not None:
             self._own.close()
+
+    def meanwhile(self, function: Callable[[], object] | None) -> None:
+        """Call it now and then in blocking waits, of all groups of the node."""
+        self._place.core.set_meanwhile(function)
 
     def tune(self, tuning: tuple[int, int, int, int]) -> None:
         """Take other switch points, for all groups of the node."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -35,14 +34,17 @@ if TYPE_CHECKING:
     from .bootstrap import Bootstrap
     from .node_place import NodePlace
 
-__all__ = ["as_group", "current", "init", "rank", "run_ranks", "shutdown", "size", "world"]
+__all__ = [
+    *("current", "find_default", "group_of_one", "init", "on_mpi", "rank", "run_ranks"),
+    *("shutdown", "size", "world"),
+]
 
 _DRAIN_SECONDS = 30.0
 _TIMEOUT = "HPCPAR_TIMEOUT"
 
 
 @dataclass
-class _World:
+class World:
     """What `init` made: the group and how to undo it."""
 
     group: Group
@@ -59,7 +61,7 @@ class _World:
 class _Place:
     """Holds the world of a process, or of one thread that plays a rank."""
 
-    def __init__(self, world: _World | None = None) -> None:
+    def __init__(self, world: World | None = None) -> None:
         self.world = world
         self._alone: Group | None = None
 
@@ -136,7 +138,7 @@ def init(
     return place.world.group
 
 
-def _start(settings: Settings, comm: Any) -> _World:
+def _start(settings: Settings, comm: Any) -> World:
     env = os.environ
     if settings.backend == "fake":
         return _alone(settings, FakeBackend(*_fake_place(env.get("HPCPAR_FAKE", "0/1"))))
@@ -149,7 +151,7 @@ def _start(settings: Settings, comm: Any) -> _World:
 
     mpi = load_mpi()
     launch.check_world(env, mpi.COMM_WORLD.Get_size(), mpi.get_vendor()[0])
-    world = _on_mpi(settings, comm if comm is not None else mpi.COMM_WORLD)
+    world = on_mpi(settings, comm if comm is not None else mpi.COMM_WORLD)
     world.given = comm
     world.close.insert(0, watch.install_guard(world.group))
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
@@ -167,24 +169,25 @@ def _fake_place(text: str) -> tuple[int, int]:
     return int(rank_text), int(size_text)
 
 
-def _on_one_thread(settings: Settings) -> _World:
+def _on_one_thread(settings: Settings) -> World:
     seat = Seat(Shared(1), 0)
     made = _alone(settings, seat.backend(settings.timeout), seat.recorder)
     made.last.append(seat.close)
     return made
 
 
-def _alone(settings: Settings, backend: Backend, recorder: Recorder | None = None) -> _World:
+def _alone(settings: Settings, backend: Backend, recorder: Recorder | None = None) -> World:
     """Return a world without peers to ask."""
     memory = NoMemory() if isinstance(backend, FakeBackend) else Memory()
     agreed = _with_timeout(settings, os.environ.get(_TIMEOUT, ""))
     home = Home(Progress(threaded=True), agreed, memory, [_host()] * backend.size, recorder)
     group = Group(home, backend, range(backend.size), "world")
     home.groups[group.ranks] = group
-    return _World(group, settings, None)
+    return World(group, settings, None)
 
 
-def _on_mpi(settings: Settings, comm: Any) -> _World:
+def on_mpi(settings: Settings, comm: Any) -> World:
+    """Return a world of a communicator's ranks, which nobody else knows. Collective."""
     from .bootstrap import MpiBootstrap, load_mpi
     from .mpi import MpiBackend
 
@@ -203,7 +206,7 @@ def _on_mpi(settings: Settings, comm: Any) -> _World:
     home = Home(progress, agreed, Memory(), hosts, recorder)
     group = Group(home, backend, range(backend.size), "world")
     home.groups[group.ranks] = group
-    return _World(group, settings, comm, last=last)
+    return World(group, settings, comm, last=last)
 
 
 def _progress(is_safe: bool, bell: Bell | None, rank: int) -> Progress:
@@ -319,7 +322,7 @@ def shutdown() -> None:
     _close(world)
 
 
-def _close(world: _World) -> None:
+def _close(world: World) -> None:
     home = world.group._home
     drained = home.progress.drain(_DRAIN_SECONDS)
     home.progress.stop()
@@ -337,53 +340,15 @@ def _close(world: _World) -> None:
             undo()
 
 
-def as_group(comm: Any = None) -> Group:
-    """Return the Group of a communicator, for libraries: touches nothing global.
-
-    Collective over `comm` at first use. No hook, no handler, no thread.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm, Group or None
-        A Group is returned as it is. None: the default group if there is one, else MPI's world
-        if MPI runs, else a world of one.
-
-    Raises
-    ------
-    ArgumentError
-        It is something else.
-
-    Examples
-    --------
-    >>> import hpcpar as hp
-    >>> hp.as_group().all_reduce(3)
-    3
-    """
-    if isinstance(comm, Group):
-        return comm
-    mpi = sys.modules.get("mpi4py.MPI")
-    if comm is None:
-        found = current_group.get() or _default_group()
-        if found is not None:
-            return found
-        if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
-            return _place.get().group_of_one()
-        comm = mpi.COMM_WORLD
-    if mpi is None or not isinstance(comm, mpi.Intracomm):
-        raise ArgumentError(
-            f"as_group: comm is a {type(comm).__name__}; it must be an mpi4py Intracomm, a Group "
-            "or None."
-        )
-    from .mpi import cached_on
-
-    found = cached_on(comm, lambda: _on_mpi(Settings(backend="mpi"), comm))
-    assert isinstance(found, _World)
-    return found.group
-
-
-def _default_group() -> Group | None:
+def find_default() -> Group | None:
+    """Return the world's group, if `init` was called. Local."""
     world = _place.get().world
     return None if world is None else world.group
+
+
+def group_of_one() -> Group:
+    """Return the group of this process alone. Local."""
+    return _place.get().group_of_one()
 
 
 def current() -> Group:
@@ -394,7 +359,7 @@ def current() -> Group:
     ArgumentError
         `init` was not called.
     """
-    found = current_group.get() or _default_group()
+    found = current_group.get() or find_default()
     if found is None:
         raise ArgumentError("hpcpar is not started. Call hpcpar.init() first.")
     return found
@@ -408,7 +373,7 @@ def world() -> Group:
     ArgumentError
         `init` was not called.
     """
-    found = _default_group()
+    found = find_default()
     if found is None:
         raise ArgumentError("world: hpcpar is not started. Call hpcpar.init() first.")
     return found
@@ -474,7 +439,7 @@ def run_ranks(
         seat.undo.append(partial(_leave, home))
         group = Group(home, seat.backend(settings.timeout), range(num_ranks), "world")
         home.groups[group.ranks] = group
-        _place.set(_Place(_World(group, Settings(), None, close=[seat.leave])))
+        _place.set(_Place(World(group, Settings(), None, close=[seat.leave])))
         result = body(group, *args)
         shutdown()  # waits for asynchronous calls and raises what nobody waited for
         return result

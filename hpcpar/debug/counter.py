@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
+from ..comm.attach import as_group
 from ..comm.group import Group
 from ..comm.record import VERBS, Traffic
-from ..comm.world import as_group
 
 __all__ = ["Row", "Wire", "wire"]
 

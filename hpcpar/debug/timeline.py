@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._arrays import DTYPE_NAMES
+from ..comm.attach import as_group
 from ..comm.group import Group
 from ..comm.record import VERBS, Entry
 from ..comm.root import on_root
-from ..comm.world import as_group
 from ..errors import ArgumentError
 
 __all__ = ["RankRecord", "trace", "trace_events"]

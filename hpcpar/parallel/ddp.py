@@ -14,9 +14,9 @@ import numpy as np
 
 from .._arrays import Array
 from .._core import reducible
+from ..comm.attach import as_group
 from ..comm.group import Group
 from ..comm.work import Work
-from ..comm.world import as_group
 from ..errors import ArgumentError, HpcparError, MismatchError, RankFailed
 from ..nn.layer import Fill
 from .bucket import BUCKET_NBYTES, FIRST_BUCKET_NBYTES, plan_buckets

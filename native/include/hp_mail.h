@@ -141,6 +141,8 @@ void hp_mail_begin(struct hp_message *message);
 int hp_mail_advance(struct hp_message *message);
 /* The same, but wait up to `nanoseconds`, asleep on the bell of `lane`. */
 int hp_mail_run(struct hp_message *message, int lane, uint64_t nanoseconds);
+/* The same for who has just done so: it sleeps at once. */
+int hp_mail_doze(struct hp_message *message, int lane, uint64_t nanoseconds);
 /* Fetch what was found to data, which has room for all of it. */
 int hp_mail_take(struct hp_message *message);
 /* What was found. */

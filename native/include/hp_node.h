@@ -255,6 +255,8 @@ void hp_call_begin(struct hp_call *call, struct hp_team *team, const struct hp_r
 int hp_call_advance(struct hp_call *call);
 /* The same, but wait up to `nanoseconds` for the end; HP_PENDING if that was too short. */
 int hp_call_run(struct hp_call *call, uint64_t nanoseconds);
+/* The same for who has just done so: it sleeps at once. */
+int hp_call_doze(struct hp_call *call, uint64_t nanoseconds);
 /* Why a pending call can never end: -EPIPE, -ECANCELED, -EDEADLK; HP_PENDING: nothing is known. */
 int hp_call_look(struct hp_call *call);
 /* Say in my window what a pending call waits for. For threads that do nothing else meanwhile. */

@@ -255,15 +255,20 @@ static int run_on(void *self, uint64_t nanoseconds)
     return hp_mail_run(&((Message *)self)->core, ((Message *)self)->lane, nanoseconds);
 }
 
+static int doze_on(void *self, uint64_t nanoseconds)
+{
+    return hp_mail_doze(&((Message *)self)->core, ((Message *)self)->lane, nanoseconds);
+}
+
 static int wait_for(Message *self, uint64_t nanoseconds)
 {
-    static const struct hp_py_waits how = {run_on, find_lost, lose, NULL};
+    static const struct hp_py_waits how = {run_on, doze_on, find_lost, lose, NULL};
     int rc = move_on(self);
     const bool is_one = node_of(self)->in_threads || self->core.nbytes >= HP_PY_MUCH;
     const int looks = is_one ? 1 : HP_PY_EARLY;
     for (int i = 1; rc == HP_PENDING && i < looks; i++)
         rc = hp_mail_advance(&self->core);
-    return rc == HP_PENDING ? hp_py_wait_long(self, &how, nanoseconds) : rc;
+    return rc == HP_PENDING ? hp_py_wait_long(node_of(self), self, &how, nanoseconds) : rc;
 }
 
 /* start(array): what is sent; of a receive None, or where to if its kind is known. */

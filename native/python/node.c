@@ -109,6 +109,7 @@ static void node_dealloc(PyObject *self)
     if (((Node *)self)->mail.node)
         hp_mail_end(&((Node *)self)->mail);
     Py_XDECREF(((Node *)self)->windows);
+    Py_XDECREF(((Node *)self)->meanwhile);
     PyObject_Free(self);
     Py_DECREF(type);
 }
@@ -300,12 +301,22 @@ static PyObject *untie(PyObject *self, PyObject *unused)
     return Py_NewRef(Py_None);
 }
 
+static PyObject *set_meanwhile(PyObject *self, PyObject *function)
+{
+    PyObject *const old = ((Node *)self)->meanwhile;
+    ((Node *)self)->meanwhile = function == Py_None ? NULL : Py_NewRef(function);
+    Py_XDECREF(old);
+    return Py_NewRef(Py_None);
+}
+
 static PyMethodDef node_methods[] = {
     {"claim", claim, METH_O, "claim(key, /)\n--\n\nTake an area of my window for a group."},
     {"find", find, METH_VARARGS, "find(peer, key)\n--\n\nA peer's area for a group, or None."},
     {"close", node_close, METH_O, "close(area, /)\n--\n\nSay that this group is done with."},
     {"release", node_release, METH_O, "release(area, /)\n--\n\nGive an area back."},
     {"tune", tune, METH_O, "tune(tuning, /)\n--\n\nTake other switch points, between calls."},
+    {"set_meanwhile", set_meanwhile, METH_O,
+     "set_meanwhile(function, /)\n--\n\nCall it now and then in blocking waits; None: nothing."},
     {"heap", heap, METH_NOARGS, "heap()\n--\n\nWhere in each window symmetric arrays may lie."},
     {"is_closed", is_closed, METH_VARARGS,
      "is_closed(peer, area, key)\n--\n\nWhether a peer is done with a group."},

@@ -13,6 +13,7 @@ typedef struct {
     int ties[HP_MAX_LOCAL];    /* sockets that hang up, or files that a rank holds locked; or -1 */
     bool are_locks;
     bool in_threads; /* the ranks are threads of this process and need its GIL, too */
+    PyObject *meanwhile; /* is called while something is waited for, or NULL */
 } Node;
 
 typedef struct {
@@ -29,14 +30,16 @@ typedef struct {
 
 /* wait.c: how something is waited for. */
 struct hp_py_waits {
-    int (*run)(void *self, uint64_t nanoseconds); /* without the GIL; HP_PENDING: not yet */
-    int (*find_lost)(void *self);                 /* a rank whose process is gone, or -1 */
-    int (*lose)(void *self, int rank);            /* the error for that */
-    int (*look)(void *self);                      /* after each slice; NULL: at nothing more */
+    int (*run)(void *self, uint64_t nanoseconds);  /* without the GIL; HP_PENDING: not yet */
+    int (*doze)(void *self, uint64_t nanoseconds); /* the same once more, soon after */
+    int (*find_lost)(void *self);                  /* a rank whose process is gone, or -1 */
+    int (*lose)(void *self, int rank);             /* the error for that */
+    int (*look)(void *self);                       /* after each slice; NULL: at nothing more */
 };
 
 /* Wait for the end, `nanoseconds` at most. -EINTR with an exception set: a signal. */
-int hp_py_wait_long(void *self, const struct hp_py_waits *how, uint64_t nanoseconds);
+int hp_py_wait_long(const Node *node, void *self, const struct hp_py_waits *how,
+                    uint64_t nanoseconds);
 /* Raise what `failed` makes of an error's number and a rank; NULL. */
 PyObject *hp_py_raise(PyObject *failed, int rc, int rank);
 

@@ -262,10 +262,16 @@ static int run_on(void *self, uint64_t nanoseconds)
     return hp_call_run(&((NodeCall *)self)->core, nanoseconds);
 }
 
+static int doze_on(void *self, uint64_t nanoseconds)
+{
+    return hp_call_doze(&((NodeCall *)self)->core, nanoseconds);
+}
+
 static int wait_long(NodeCall *self, uint64_t nanoseconds)
 {
-    static const struct hp_py_waits how = {run_on, find_lost, lose, find_cycle};
-    const int rc = hp_py_wait_long(self, &how, nanoseconds);
+    static const struct hp_py_waits how = {run_on, doze_on, find_lost, lose, find_cycle};
+    const Node *const node = (Node *)((Team *)self->team)->node;
+    const int rc = hp_py_wait_long(node, self, &how, nanoseconds);
     /* A process that was stopped comes back after its time: what the others did comes first. */
     return rc == HP_PENDING ? hp_call_look(&self->core) : rc;
 }

@@ -3,16 +3,41 @@
 
 #include "node.h"
 
-int hp_py_wait_long(void *self, const struct hp_py_waits *how, uint64_t nanoseconds)
+#define SOON_NS 50000   /* until what is to be done meanwhile is done first; then twice as long, */
+#define LATE_NS 1000000 /* and so on up to this */
+
+/* Wait up to a slice, and call `meanwhile` now and then; *each: the time until the next call. */
+static int run_slice(PyObject *meanwhile, void *self, const struct hp_py_waits *how,
+                     uint64_t slice, uint64_t *each)
 {
+    int rc = HP_PENDING;
+    uint64_t now = hp_now();
+    for (const uint64_t end = now + slice; rc == HP_PENDING && now < end; now = hp_now()) {
+        const bool is_first = !meanwhile || *each == SOON_NS;
+        const uint64_t most = !meanwhile || end - now < *each ? end - now : *each;
+        Py_BEGIN_ALLOW_THREADS
+        rc = is_first ? how->run(self, most) : how->doze(self, most);
+        Py_END_ALLOW_THREADS
+        PyObject *const done =
+            meanwhile && rc == HP_PENDING ? PyObject_CallNoArgs(meanwhile) : Py_NewRef(Py_None);
+        if (!done)
+            return -EINTR;
+        Py_DECREF(done);
+        *each = 2 * *each < LATE_NS ? 2 * *each : LATE_NS;
+    }
+    return rc;
+}
+
+int hp_py_wait_long(const Node *node, void *self, const struct hp_py_waits *how,
+                    uint64_t nanoseconds)
+{
+    uint64_t each = SOON_NS;
     int rc = HP_PENDING;
     uint64_t now = hp_now();
     for (const uint64_t end = now + nanoseconds; now < end; now = hp_now()) {
         const uint64_t slice = end - now < HP_PY_SLICE_NS ? end - now : HP_PY_SLICE_NS;
         const int lost = how->find_lost(self);
-        Py_BEGIN_ALLOW_THREADS
-        rc = how->run(self, slice);
-        Py_END_ALLOW_THREADS
+        rc = run_slice(node->meanwhile, self, how, slice, &each);
         if (rc != HP_PENDING)
             return rc;
         if (lost >= 0)

@@ -122,14 +122,19 @@ static int doze(const struct hp_node *node, struct hp_bell *mine, const struct h
 int hp_bell_wait(const struct hp_node *node, int lane, const struct hp_waits *how, void *waiter,
                  uint64_t nanoseconds)
 {
+    const int rc = spin(node, how, waiter);
+    return rc == HP_PENDING ? hp_bell_doze(node, lane, how, waiter, nanoseconds) : rc;
+}
+
+int hp_bell_doze(const struct hp_node *node, int lane, const struct hp_waits *how, void *waiter,
+                 uint64_t nanoseconds)
+{
     struct hp_bell *const mine = &node->windows[node->index]->bells[lane];
-    int rc = spin(node, how, waiter);
-    if (rc != HP_PENDING)
-        return rc;
     const uint64_t began = hp_now();
+    int rc = HP_PENDING;
     for (uint64_t gone = 0; rc == HP_PENDING && gone < nanoseconds; gone = hp_now() - began) {
         rc = doze(node, mine, how, waiter, nanoseconds - gone);
-        if (rc == HP_PENDING)
+        if (rc == HP_PENDING && hp_now() - began < nanoseconds) /* it was woken */
             rc = spin(node, how, waiter);
     }
     return rc;
@@ -147,8 +152,16 @@ static int settle_call(void *call)
     return rc == HP_PENDING ? hp_call_look(call) : rc;
 }
 
+static const struct hp_waits how_calls_wait = {advance_call, settle_call};
+
 int hp_call_run(struct hp_call *call, uint64_t nanoseconds)
 {
-    static const struct hp_waits how = {advance_call, settle_call};
-    return hp_bell_wait(call->team->node, call->team->lane, &how, call, nanoseconds);
+    const struct hp_team *const team = call->team;
+    return hp_bell_wait(team->node, team->lane, &how_calls_wait, call, nanoseconds);
+}
+
+int hp_call_doze(struct hp_call *call, uint64_t nanoseconds)
+{
+    const struct hp_team *const team = call->team;
+    return hp_bell_doze(team->node, team->lane, &how_calls_wait, call, nanoseconds);
 }

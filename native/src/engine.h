@@ -19,6 +19,9 @@ struct hp_waits {
 /* Wait up to `nanoseconds`: spin, then sleep on my bell of the lane. */
 int hp_bell_wait(const struct hp_node *node, int lane, const struct hp_waits *how, void *waiter,
                  uint64_t nanoseconds);
+/* The same for who has spun: sleep at once. */
+int hp_bell_doze(const struct hp_node *node, int lane, const struct hp_waits *how, void *waiter,
+                 uint64_t nanoseconds);
 
 /* About what a line of another rank's cache takes, after one took `took` nanoseconds to come. */
 int hp_line_after(const struct hp_node *node, int line_ns, uint64_t took);

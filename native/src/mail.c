@@ -463,8 +463,16 @@ static int settle_message(void *waiter)
     return -EPIPE;
 }
 
+static const struct hp_waits how_messages_wait = {advance_message, settle_message};
+
 int hp_mail_run(struct hp_message *message, int lane, uint64_t nanoseconds)
 {
-    static const struct hp_waits how = {advance_message, settle_message};
-    return hp_bell_wait(message->box->mail->node, lane, &how, message, nanoseconds);
+    const struct hp_node *const node = message->box->mail->node;
+    return hp_bell_wait(node, lane, &how_messages_wait, message, nanoseconds);
+}
+
+int hp_mail_doze(struct hp_message *message, int lane, uint64_t nanoseconds)
+{
+    const struct hp_node *const node = message->box->mail->node;
+    return hp_bell_doze(node, lane, &how_messages_wait, message, nanoseconds);
 }

@@ -1,0 +1,256 @@
+"""mpi4py's message specifications as flat arrays: what a buffer argument means, and its bytes.
+
+A specification is a buffer, or ``[buffer, count(s), displacement(s), datatype]`` with all but the
+buffer optional (mpi4py's tutorial, "Specifying buffer arguments").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from .._arrays import Array
+
+__all__ = ["Blocks", "Message", "blocks_of", "bytes_of", "flat", "message_of", "numbers_of"]
+
+_MEMORY: Any = np.ndarray
+
+
+class Message(NamedTuple):
+    """Elements of a datatype at the beginning of some memory.
+
+    Attributes
+    ----------
+    memory : ndarray of uint8
+        From the displacement to the buffer's end.
+    datatype : MPI.Datatype
+    length : int
+        Elements in all.
+    """
+
+    memory: Array
+    datatype: MPI.Datatype
+    length: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the data, without gaps."""
+        return self.length * self.datatype.Get_size()
+
+    def _is_dense(self) -> bool:
+        return bool(self.datatype.is_predefined) and (
+            self.datatype.Get_size() == self.datatype.Get_extent()[1]
+        )
+
+    def dense(self) -> Array | None:
+        """Return the data's bytes where they lie; None where a datatype has gaps."""
+        return self.memory[: self.nbytes] if self._is_dense() else None
+
+    def pack(self) -> Array:
+        """Return the data's bytes, a copy where the datatype has gaps."""
+        found = self.dense()
+        if found is not None:
+            return found
+        packed = np.empty(self.nbytes, np.uint8)
+        self.datatype.Pack(self._covered(), packed, 0, MPI.COMM_SELF)
+        return packed
+
+    def unpack(self, packed: Array) -> None:
+        """Write data's bytes to where they belong."""
+        found = self.dense()
+        if found is not None:
+            found[...] = packed
+            return
+        self.datatype.Unpack(packed, 0, self._covered(), MPI.COMM_SELF)
+
+    def _covered(self) -> Array:
+        """Return memory of as many extents as there are elements: mpi4py counts by them."""
+        _, extent = self.datatype.Get_extent()
+        return np.lib.stride_tricks.as_strided(self.memory, (self.length * extent,))
+
+
+class Blocks(NamedTuple):
+    """A message's block for each rank.
+
+    Attributes
+    ----------
+    memory : ndarray of uint8
+    datatype : MPI.Datatype
+    counts, starts : tuple of int
+        Elements of each block, and before it.
+    """
+
+    memory: Array
+    datatype: MPI.Datatype
+    counts: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    def block(self, rank: int) -> Message:
+        """Return the block of a rank."""
+        _, extent = self.datatype.Get_extent()
+        return Message(self.memory[self.starts[rank] * extent :], self.datatype, self.counts[rank])
+
+    def sizes(self) -> tuple[int, ...]:
+        """Return the bytes of the blocks."""
+        size = self.datatype.Get_size()
+        return tuple(count * size for count in self.counts)
+
+    def joined(self) -> Array | None:
+        """Return all bytes where they lie, if block lies behind block, by rank."""
+        if self.starts != (0, *np.cumsum(self.counts)[:-1].tolist()):
+            return None
+        return Message(self.memory, self.datatype, sum(self.counts)).dense()
+
+    def unpack(self, joined: Array) -> None:
+        """Write blocks that lie one behind the other to where they belong."""
+        at = 0
+        for rank, size in enumerate(self.sizes()):
+            self.block(rank).unpack(joined[at : at + size])
+            at += size
+
+
+def numbers_of(spec: Any, blocks: int = 1) -> Array | None:
+    """Return a message as a flat array of its numbers; None: it is something else.
+
+    Parameters
+    ----------
+    spec : object
+        What mpi4py's reducing verbs take.
+    blocks : int
+        The count is of each of so many blocks.
+    """
+    if type(spec) is _MEMORY:
+        return flat(spec)
+    message = message_of(spec, blocks)
+    data = None if message is None else message.dense()
+    kind = None if message is None else number_type(message.datatype)
+    if data is None or kind is None:
+        return None
+    return data.view(kind) if data.size % kind.itemsize == 0 else None
+
+
+def bytes_of(spec: Any, blocks: int = 1) -> Array | None:
+    """Return a message's bytes where they lie; None: it has gaps, or is something else."""
+    if type(spec) is _MEMORY:
+        return as_bytes(spec)
+    message = message_of(spec, blocks)
+    return None if message is None else message.dense()
+
+
+def as_bytes(array: Array) -> Array | None:
+    """Return an array's bytes in the order of memory, without a copy; None: it has gaps."""
+    found = flat(array)
+    return None if found is None or found.dtype.hasobject else found.view(np.uint8)
+
+
+def flat(array: Array) -> Array | None:
+    """Return the elements in the order of memory, without a copy; None: there are gaps."""
+    if array.flags.c_contiguous:
+        return array if array.ndim == 1 else array.reshape(-1)
+    return array.reshape(-1, order="F") if array.flags.f_contiguous else None
+
+
+def message_of(spec: Any, blocks: int = 1) -> Message | None:
+    """Return what a specification means; None where only MPI knows, or refuses it."""
+    parts = _parts(spec, (tuple, list))
+    memory = None if parts is None else _memory(parts[0])
+    if parts is None or memory is None:
+        return None
+    _, count, displacement, given = parts
+    datatype = _datatype(given, parts[0])
+    extent = 0 if datatype is None else datatype.Get_extent()[1]
+    if datatype is None or extent <= 0:
+        return None
+    rest = memory[(displacement or 0) * extent :]
+    if count is None:
+        count = rest.size // extent // blocks
+        if count * extent * blocks != rest.size:
+            return None
+    if count < 0 or count * blocks * datatype.Get_size() > rest.size:
+        return None
+    return Message(rest, datatype, count * blocks)
+
+
+def blocks_of(spec: Any, size: int) -> Blocks | None:
+    """Return the blocks of a specification with counts for each rank; None as `message_of`."""
+    parts = _parts(spec, (tuple,))
+    memory = None if parts is None else _memory(parts[0])
+    if parts is None or memory is None:
+        return None
+    _, counts, starts, given = parts
+    datatype = _datatype(given, parts[0])
+    extent = 0 if datatype is None else datatype.Get_extent()[1]
+    if datatype is None or extent <= 0:
+        return None
+    if counts is None:
+        whole = memory.size // extent
+        counts = [whole // size + (whole % size > r) for r in range(size)]
+    row = _row(counts, [counts] * size)
+    places = [0, *np.cumsum(row)[:-1].tolist()] if starts is None else starts
+    first = _row(places, [places * r for r in range(size)] if _is_number(places) else [])
+    if len(row) != size or len(first) != size:
+        return None
+    return Blocks(memory, datatype, row, first)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, np.integer))
+
+
+def _row(given: Any, if_one: list[Any]) -> tuple[int, ...]:
+    """Return a number for each rank: those given, or what one number stands for."""
+    return tuple(int(n) for n in (if_one if _is_number(given) else given))
+
+
+def number_type(datatype: MPI.Datatype) -> np.dtype[Any] | None:
+    """Return NumPy's dtype for a datatype of plain numbers; None: it is none."""
+    try:
+        kind = np.dtype(datatype.tocode())
+    except (ValueError, TypeError, SystemError):
+        return None
+    return kind if kind.kind in "iufc" and kind.itemsize == datatype.Get_size() else None
+
+
+def _parts(spec: Any, rows: tuple[type, ...]) -> Sequence[Any] | None:
+    """Return buffer, count, displacement and datatype, None for what is not given."""
+    if not isinstance(spec, (list, tuple)):
+        return spec, None, None, None
+    if not 2 <= len(spec) <= 4:
+        return None
+    if len(spec) == 4:
+        return spec
+    buffer, count, *rest = spec
+    if isinstance(count, (MPI.Datatype, str)) and not rest:
+        count, rest = None, [count]
+    place: Any = None
+    if isinstance(count, (list, tuple)) and isinstance(count, rows) and len(count) == 2:
+        count, place = count
+    return buffer, count, place, rest[0] if rest else None
+
+
+def _memory(buffer: Any) -> Array | None:
+    """Return the bytes of a buffer in this process's memory."""
+    if type(buffer) is _MEMORY:
+        return as_bytes(buffer)
+    if buffer is None:
+        return np.empty(0, np.uint8)
+    try:
+        return np.frombuffer(buffer, np.uint8) if len(buffer) else np.empty(0, np.uint8)
+    except (TypeError, ValueError, BufferError):
+        return None
+
+
+def _datatype(given: Any, buffer: Any) -> MPI.Datatype | None:
+    """Return the datatype that is given, or that a buffer's format says."""
+    if isinstance(given, MPI.Datatype):
+        return given if given != MPI.DATATYPE_NULL else None
+    try:
+        if isinstance(given, str):
+            return MPI.Datatype.fromcode(given)
+        code = buffer.dtype.char if isinstance(buffer, np.ndarray) else memoryview(buffer).format
+        return MPI.Datatype.fromcode(code)
+    except (TypeError, ValueError, KeyError):
+        return None

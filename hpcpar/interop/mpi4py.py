@@ -1,0 +1,466 @@
+"""mpi4py's communicators with this library's collectives under them: a drop-in.
+
+    from mpi4py import MPI
+    from hpcpar.interop.mpi4py import Comm
+    comm = Comm(MPI.COMM_WORLD)         # an MPI.Intracomm like any other
+    comm.Allreduce(MPI.IN_PLACE, x)     # through shared memory where all ranks are on one node
+
+`patch` puts such a communicator in the place of ``MPI.COMM_WORLD``, and ``python -m hpcpar mpi4py
+script.py`` does so for a program that knows nothing of it.
+
+What goes which way is decided by what MPI wants to be the same on all ranks: the verb, the
+operation, the type and number of elements. So no rank asks another. Plain MPI carries messages
+between two ranks, whose every kind of call may meet every other; nonblocking, persistent and
+neighbourhood calls; Alltoallv and other verbs whose total no rank knows; objects; operations of
+one's own; and everything where ranks share no memory.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+from mpi4py import MPI
+
+from .._arrays import Array
+from .._core import reducible
+from ..comm.attach import Attached
+from .messages import Message, blocks_of, bytes_of, message_of, numbers_of
+
+__all__ = ["Cartcomm", "Comm", "Distgraphcomm", "Graphcomm", "patch"]
+
+#: Bytes in all from which on MPI, which copies once through the kernel, moves blocks as fast.
+MOST_MOVED = 1 << 20
+
+_IN_PLACE: Any = MPI.IN_PLACE
+_OPS = (
+    (MPI.SUM, "sum"),
+    (MPI.MAX, "max"),
+    (MPI.MIN, "min"),
+    (MPI.PROD, "prod"),
+    (MPI.BAND, "band"),
+    (MPI.BOR, "bor"),
+    (MPI.BXOR, "bxor"),
+)
+
+
+if TYPE_CHECKING:
+    _Base = MPI.Intracomm
+else:  # who inherits says which communicator it is
+    _Base = object
+
+
+class _Accelerated(_Base):
+    """The verbs that go through a group of the engine, and how communicators are made from it."""
+
+    _attached: Attached | None = None
+    _group: Any = None
+
+    def __new__(cls, comm: MPI.Comm | None = None) -> Self:
+        """Make it; mpi4py makes null communicators so, and gives them handles."""
+        made = super().__new__(cls, comm)
+        if isinstance(comm, _Accelerated):
+            made._attach(comm._attached)
+        elif comm is not None and comm != MPI.COMM_NULL:
+            made._attach(Attached.to(comm))
+        return made
+
+    def _attach(self, attached: Attached | None) -> None:
+        if attached is not None:
+            self._attached, self._group = attached, attached.group
+
+    # -- communicators made from it --------------------------------------------------------
+
+    def _like(self, made: Self) -> Self:
+        """Return a copy of it that mpi4py made, with a group of its own."""
+        if self._attached is not None:
+            made._attach(self._attached.of(range(self.Get_size())))
+        return made
+
+    def _part(self, made: Any) -> Any:
+        """Return a communicator of some of its ranks that mpi4py made, as one of ours."""
+        if made == MPI.COMM_NULL:
+            return made
+        kind = next(kind for base, kind in _KINDS if isinstance(made, base))
+        ours = super(_Accelerated, kind).__new__(kind, made)
+        if made.Get_size() > 1 and self._attached is None:
+            ours._attach(Attached.to(made))
+        elif made.Get_size() > 1 and self._attached is not None:
+            group, mine = made.Get_group(), self.Get_group()
+            ranks = MPI.Group.Translate_ranks(group, range(group.Get_size()), mine)
+            ours._attach(self._attached.of(list(ranks)))
+            group.Free()
+            mine.Free()
+        return ours
+
+    def Clone(self) -> Self:
+        return self._like(super().Clone())
+
+    def Dup(self, info: Any = None) -> Self:
+        return self._like(super().Dup(info))
+
+    def Dup_with_info(self, info: Any) -> Self:
+        return self._like(super().Dup_with_info(info))
+
+    def Create(self, group: Any) -> Any:
+        return self._part(super().Create(group))
+
+    def Create_group(self, group: Any, tag: int = 0) -> Any:
+        return self._part(super().Create_group(group, tag))
+
+    def Split(self, color: int = 0, key: int = 0) -> Any:
+        return self._part(super().Split(color, key))
+
+    def Split_type(self, split_type: int, key: int = 0, info: Any = MPI.INFO_NULL) -> Any:
+        return self._part(super().Split_type(split_type, key, info))
+
+    def Create_cart(self, dims: Any, periods: Any = None, reorder: bool = False) -> Any:
+        return self._part(super().Create_cart(dims, periods, reorder))
+
+    def Create_graph(self, index: Any, edges: Any, reorder: bool = False) -> Any:
+        return self._part(super().Create_graph(index, edges, reorder))
+
+    def Create_dist_graph_adjacent(self, *args: Any, **kwargs: Any) -> Any:
+        return self._part(super().Create_dist_graph_adjacent(*args, **kwargs))
+
+    def Create_dist_graph(self, *args: Any, **kwargs: Any) -> Any:
+        return self._part(super().Create_dist_graph(*args, **kwargs))
+
+    def Free(self) -> None:
+        """Free it, and its group."""
+        super().Free()
+        if self._attached is not None:
+            self._attached.close()
+        self._attached = self._group = None
+
+    def free(self) -> None:
+        """Free it unless it is null, or a constant of MPI."""
+        if self is not MPI.COMM_WORLD:
+            super().free()
+
+    @classmethod
+    def fromhandle(cls, handle: int) -> Any:
+        """Return a communicator for a handle: ours for that of COMM_WORLD, else mpi4py's."""
+        found = MPI.Comm.fromhandle(handle)
+        return MPI.COMM_WORLD if found == MPI.COMM_WORLD else found
+
+    def __reduce__(self) -> Any:
+        return (_world, ()) if self is MPI.COMM_WORLD else super().__reduce__()
+
+    # -- reductions ------------------------------------------------------------------------
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
+        if self._group is not None:
+            out = numbers_of(recvbuf)
+            x = out if _is_in_place(sendbuf) else numbers_of(sendbuf)
+            name = _name_of(op, x)
+            if x is not None and name and _are_alike(x, out):
+                if x.size:
+                    self._group.all_reduce(x, name, out=out)
+                return
+        super().Allreduce(sendbuf, recvbuf, op)
+
+    def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
+        if self._group is not None:
+            out = numbers_of(recvbuf) if self.Get_rank() == root else None
+            x = out if _is_in_place(sendbuf) else numbers_of(sendbuf)
+            name = _name_of(op, x) if 0 <= root < self.Get_size() else None
+            if x is not None and name and (self.Get_rank() != root or _are_alike(x, out)):
+                if x.size:
+                    self._group.reduce(x, name, root=root, out=out)
+                return
+        super().Reduce(sendbuf, recvbuf, op, root)
+
+    def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
+        if not self._scan(sendbuf, recvbuf, op, exclusive=False):
+            super().Scan(sendbuf, recvbuf, op)
+
+    def Exscan(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
+        if not self._scan(sendbuf, recvbuf, op, exclusive=True):
+            super().Exscan(sendbuf, recvbuf, op)
+
+    def _scan(self, sendbuf: Any, recvbuf: Any, op: Any, *, exclusive: bool) -> bool:
+        if self._group is None:
+            return False
+        out = numbers_of(recvbuf)
+        x = out if _is_in_place(sendbuf) else numbers_of(sendbuf)
+        name = _name_of(op, x)
+        if x is None or not name or not _are_alike(x, out):
+            return False
+        if x.size and exclusive and self.Get_rank() == 0:  # has no result, and keeps what is there
+            kept = x.copy()
+            self._group.scan(kept, name, exclusive=True, out=kept if x is out else kept.copy())
+        elif x.size:
+            self._group.scan(x, name, exclusive=exclusive, out=out)
+        return True
+
+    def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
+        if self._group is not None:
+            size = self.Get_size()
+            in_place = _is_in_place(sendbuf)
+            x = numbers_of(recvbuf if in_place else sendbuf, size)
+            out = numbers_of(recvbuf)
+            if in_place and x is not None:
+                out = x[: x.size // size]
+            fits = x is not None and out is not None and x.size == size * out.size
+            if fits and self._reduce_scatter(x, out, op, size):
+                return
+        super().Reduce_scatter_block(sendbuf, recvbuf, op)
+
+    def Reduce_scatter(
+        self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = MPI.SUM
+    ) -> None:
+        if self._group is not None:
+            in_place, size, rank = _is_in_place(sendbuf), self.Get_size(), self.Get_rank()
+            x, out = numbers_of(recvbuf if in_place else sendbuf), numbers_of(recvbuf)
+            counts = recvcounts
+            if counts is None and out is not None:
+                counts = [out.size // size if in_place else out.size] * size
+            if x is not None and out is not None and len(counts) == size:
+                sizes = tuple(int(n) for n in counts)
+                out = out[: sizes[rank]]
+                if sum(sizes) == x.size and self._reduce_scatter(x, out, op, sizes):
+                    return
+        super().Reduce_scatter(sendbuf, recvbuf, recvcounts, op)
+
+    def _reduce_scatter(
+        self, x: Array | None, out: Array | None, op: Any, sizes: int | tuple[int, ...]
+    ) -> bool:
+        name = _name_of(op, x)
+        if x is None or out is None or not name or x.dtype != out.dtype:
+            return False
+        if isinstance(sizes, int):
+            sizes = (out.size,) * sizes
+        if x.size:
+            given = x.copy() if np.may_share_memory(x, out) else x
+            self._group.reduce_scatter(given, name, sizes=sizes, out=out)
+        return True
+
+    # -- moves -----------------------------------------------------------------------------
+
+    def Barrier(self) -> None:
+        if self._group is None:
+            super().Barrier()
+        else:
+            self._group.barrier()
+
+    def barrier(self) -> None:
+        """Wait for all ranks, as `Barrier`."""
+        self.Barrier()
+
+    def Bcast(self, buf: Any, root: int = 0) -> None:
+        message = None if self._group is None else _Data.of(buf, sends=self.Get_rank() == root)
+        if message is None or not 0 <= root < self.Get_size():
+            super().Bcast(buf, root)
+        elif message.data.size:
+            self._group.broadcast(message.data, root=root, out=message.data)
+            message.end()
+
+    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
+        size = self.Get_size()
+        out = None if self._group is None else _Data.of(recvbuf, size, sends=_is_in_place(sendbuf))
+        x = None if out is None else self._own_or(sendbuf, out)
+        if out is None or x is None or x.size * size != out.data.size:
+            super().Allgather(sendbuf, recvbuf)
+        elif x.size:
+            self._group.all_gather(x, sizes="equal", out=out.data)
+            out.end()
+
+    def _own_or(self, sendbuf: Any, out: _Data) -> Array | None:
+        """Return what I send: in place my block of what I get."""
+        if not _is_in_place(sendbuf):
+            found = _Data.of(sendbuf, sends=True)
+            return None if found is None else found.data
+        length = out.data.size // self.Get_size()
+        return out.data[self.Get_rank() * length :][:length]
+
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
+        rank = self.Get_rank()
+        blocks = None if self._group is None else blocks_of(recvbuf, self.Get_size())
+        mine = None if blocks is None else blocks.block(rank)
+        given = mine if _is_in_place(sendbuf) else message_of(sendbuf)
+        if blocks is None or mine is None or given is None or given.nbytes != mine.nbytes:
+            super().Allgatherv(sendbuf, recvbuf)
+        elif sum(blocks.sizes()):
+            joined = blocks.joined()
+            out = np.empty(sum(blocks.sizes()), np.uint8) if joined is None else joined
+            self._group.all_gather(given.pack(), sizes=blocks.sizes(), out=out)
+            if joined is None:
+                blocks.unpack(out)
+
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        size, is_root = self.Get_size(), self.Get_rank() == root
+        fits = self._group is not None and 0 <= root < size
+        in_place = _is_in_place(sendbuf)
+        out = _Data.of(recvbuf, size, sends=in_place) if fits and is_root else None
+        x: Array | None = None
+        if fits and (out is not None or not is_root):
+            x = self._own_or(sendbuf, out) if out is not None else _bytes_sent(sendbuf)
+        wrong = is_root and (out is None or x is None or x.size * size != out.data.size)
+        if x is None or wrong or x.size * size > MOST_MOVED:
+            super().Gather(sendbuf, recvbuf, root)
+        elif x.size:
+            whole = None if out is None else out.data
+            self._group.gather(x, root=root, sizes="equal", out=whole)
+            if out is not None:
+                out.end()
+
+    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        size, is_root = self.Get_size(), self.Get_rank() == root
+        fits = self._group is not None and 0 <= root < size
+        x = _bytes_sent(sendbuf, size) if fits and is_root else None
+        out = None
+        if fits and not _is_in_place(recvbuf):
+            out = _Data.of(recvbuf)
+        elif x is not None:  # my part stays where it is
+            out = _Data(np.empty(x.size // size, np.uint8))
+        wrong = is_root and (out is None or x is None or x.size != out.data.size * size)
+        if out is None or wrong or out.data.size * size > MOST_MOVED:
+            super().Scatter(sendbuf, recvbuf, root)
+        elif out.data.size:
+            self._group.scatter(x, root=root, out=out.data)
+            out.end()
+
+    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
+        size, in_place = self.Get_size(), _is_in_place(sendbuf)
+        out = None if self._group is None else _Data.of(recvbuf, size, sends=in_place)
+        x = None
+        if out is not None:
+            x = out.data.copy() if in_place else _bytes_sent(sendbuf, size)
+        if out is None or x is None or x.size != out.data.size or x.size > MOST_MOVED:
+            super().Alltoall(sendbuf, recvbuf)
+        elif x.size:
+            self._group.all_to_all(x, sizes="equal", out=out.data)
+            out.end()
+
+
+class Comm(_Accelerated, MPI.Intracomm):
+    """An intracommunicator whose collective buffer verbs go through shared memory.
+
+    Collective over `comm`, whose handle it shares: its messages, attributes and error handler are
+    those of `comm`. Communicators made from it (Dup, Split, Create, Create_cart, Sub, ...) are like
+    it. Where the ranks share no memory it does as `comm` does.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm, optional
+        None: a null communicator, as in mpi4py.
+
+    Raises
+    ------
+    MismatchError
+        Ranks call different verbs, or with different operations, types or counts.
+    RankFailed
+        A rank died.
+
+    Examples
+    --------
+    >>> from mpi4py import MPI
+    >>> from hpcpar.interop.mpi4py import Comm
+    >>> comm = Comm(MPI.COMM_WORLD)
+    >>> isinstance(comm, MPI.Intracomm), comm == MPI.COMM_WORLD
+    (True, True)
+    """
+
+
+class Cartcomm(_Accelerated, MPI.Cartcomm):
+    """A `Comm` on a grid."""
+
+    def Sub(self, remain_dims: Any) -> Any:
+        return self._part(super().Sub(remain_dims))
+
+
+class Graphcomm(_Accelerated, MPI.Graphcomm):
+    """A `Comm` on a graph."""
+
+
+class Distgraphcomm(_Accelerated, MPI.Distgraphcomm):
+    """A `Comm` on a graph of which each rank knows its part."""
+
+
+_KINDS: tuple[tuple[type[MPI.Comm], type[_Accelerated]], ...] = (
+    (MPI.Cartcomm, Cartcomm),
+    (MPI.Graphcomm, Graphcomm),
+    (MPI.Distgraphcomm, Distgraphcomm),
+    (MPI.Intracomm, Comm),
+)
+
+
+def patch() -> Comm:
+    """Put a `Comm` in the place of ``MPI.COMM_WORLD`` and return it.
+
+    Collective over MPI's world; a second call changes nothing. Who has taken ``COMM_WORLD`` from
+    the module before keeps mpi4py's.
+
+    Examples
+    --------
+    >>> from mpi4py import MPI
+    >>> from hpcpar.interop.mpi4py import Comm, patch
+    >>> before = MPI.COMM_WORLD
+    >>> isinstance(patch(), Comm) and MPI.COMM_WORLD is patch()
+    True
+    >>> MPI.COMM_WORLD = before
+    """
+    if not isinstance(MPI.COMM_WORLD, Comm):
+        MPI.COMM_WORLD = Comm(MPI.COMM_WORLD)  # type: ignore[misc]
+        copyreg.pickle(MPI.Intracomm, _reduced)
+    return MPI.COMM_WORLD
+
+
+def _world() -> MPI.Intracomm:
+    """Return what stands for all ranks; to pickle it."""
+    return MPI.COMM_WORLD
+
+
+def _reduced(comm: MPI.Intracomm) -> Any:
+    """Return what pickles one of mpi4py's: its own world goes by a name that is ours now."""
+    made = comm.__reduce__()
+    return (_world, ()) if made == "COMM_WORLD" else made
+
+
+def _is_in_place(spec: Any) -> bool:
+    return spec is None or spec is _IN_PLACE  # as mpi4py has it
+
+
+class _Data(NamedTuple):
+    """A message's bytes in one piece, and where they belong if that is somewhere else."""
+
+    data: Array
+    message: Message | None = None
+
+    @classmethod
+    def of(cls, spec: Any, blocks: int = 1, *, sends: bool = False) -> _Data | None:
+        """Return the bytes where they lie, or room for them, filled if they are sent from here."""
+        found = bytes_of(spec, blocks)
+        if found is not None:
+            readable = sends and not found.flags.writeable
+            return cls(found.copy() if readable else found)
+        message = message_of(spec, blocks)
+        if message is None:
+            return None
+        return cls(message.pack() if sends else np.empty(message.nbytes, np.uint8), message)
+
+    def end(self) -> None:
+        """Write what has come to where it belongs."""
+        if self.message is not None:
+            self.message.unpack(self.data)
+
+
+def _bytes_sent(spec: Any, blocks: int = 1) -> Array | None:
+    found = _Data.of(spec, blocks, sends=True)
+    return None if found is None else found.data
+
+
+def _are_alike(x: Array, out: Array | None) -> bool:
+    return x is out or (out is not None and x.size == out.size and x.dtype == out.dtype)
+
+
+def _name_of(op: Any, x: Array | None) -> str | None:
+    """Return our name of an operation that we have for numbers like these."""
+    if x is None:
+        return None
+    for known, name in _OPS:
+        if op is known:
+            return name if reducible(x.dtype, name) else None
+    return None

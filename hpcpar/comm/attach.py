@@ -8,9 +8,10 @@ from itertools import count
 from typing import Any
 
 from ..errors import ArgumentError
+from .bootstrap import Bootstrap
 from .group import Group, current_group
 from .settings import Settings
-from .world import World, find_default, group_of_one, on_mpi
+from .world import World, find_default, group_of_one, on_mpi, on_store
 
 __all__ = ["Attached", "as_group"]
 
@@ -81,7 +82,7 @@ class _Family:
 
 
 class Attached:
-    """A group that only its owner knows: no deadline, and groups with the same ranks stay apart.
+    """A group that only its owner knows; groups with the same ranks stay apart.
 
     Attributes
     ----------
@@ -99,11 +100,28 @@ class Attached:
         if world.group.backend != "node":
             world.free()
             return None
-        family, own = _Family(world), world.group.mpi_comm
         # A peer may be in MPI, with a message that this process must help along before it can come.
         runner = world.group._runner
         assert runner is not None
-        runner.backend.meanwhile(own.Iprobe)
+        runner.backend.meanwhile(world.group.mpi_comm.Iprobe)
+        return cls._first(world)
+
+    @classmethod
+    def over(cls, ranks: Any, timeout: float) -> Attached:
+        """Return one of all ranks of a communicator, or of a bootstrap. Collective.
+
+        Raises
+        ------
+        BackendUnavailable
+            It is a bootstrap, and the ranks share no memory.
+        """
+        settings = Settings(timeout=timeout)
+        is_bootstrap = isinstance(ranks, Bootstrap)
+        return cls._first(on_store(settings, ranks) if is_bootstrap else on_mpi(settings, ranks))
+
+    @classmethod
+    def _first(cls, world: World) -> Attached:
+        family = _Family(world)
         return cls(world.group, family, family.take_name())
 
     def of(self, ranks: Sequence[int]) -> Attached:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .node_place import NodePlace
 
 __all__ = [
-    *("current", "find_default", "group_of_one", "init", "on_mpi", "rank", "run_ranks"),
+    *("current", "find_default", "group_of_one", "init", "on_mpi", "on_store", "rank", "run_ranks"),
     *("shutdown", "size", "world"),
 ]
 
@@ -195,18 +195,49 @@ def on_mpi(settings: Settings, comm: Any) -> World:
     own = comm.Dup()
     agreed, hosts = _agree(MpiBootstrap(own), settings)
     backend: Backend = MpiBackend(own, deterministic=settings.deterministic)
-    recorder, bell, last = None, None, []
+    place = None
     if settings.backend in ("auto", "node") and backend.size > 1:
         place = _find_node(MpiBootstrap(own), settings)
         if place is not None:
             backend = _on_node(place, backend, agreed)
-            recorder, bell = place.recorder, place.core
-            last.append(place.close)
-    progress = _progress(mpi.Query_thread() == mpi.THREAD_MULTIPLE, bell, backend.rank)
-    home = Home(progress, agreed, Memory(), hosts, recorder)
+    is_safe = mpi.Query_thread() == mpi.THREAD_MULTIPLE
+    return _made(settings, backend, (agreed, hosts), place, is_safe, comm)
+
+
+def on_store(settings: Settings, bootstrap: Bootstrap) -> World:
+    """Return a world of ranks that know each other without MPI, on one machine. Collective.
+
+    Raises
+    ------
+    BackendUnavailable
+        They are on several machines, or share no memory.
+    """
+    from .node import NodeBackend
+
+    if bootstrap.size == 1:
+        return _on_one_thread(settings)
+    agreed, hosts = _agree(bootstrap, settings)
+    place = _find_node(bootstrap, replace(settings, backend="node"))
+    assert place is not None  # else it raises
+    backend = NodeBackend(place, range(bootstrap.size), bootstrap.rank, agreed.timeout)
+    return _made(settings, backend, (agreed, hosts), place, True, None)
+
+
+def _made(
+    settings: Settings,
+    backend: Backend,
+    agreed: tuple[Settings, Sequence[str]],
+    place: NodePlace | None,
+    is_safe: bool,
+    comm: Any,
+) -> World:
+    """Return the world that a backend carries; is_safe: threads may call at any time."""
+    recorder, bell = (None, None) if place is None else (place.recorder, place.core)
+    progress = _progress(is_safe, bell, backend.rank)
+    home = Home(progress, agreed[0], Memory(), agreed[1], recorder)
     group = Group(home, backend, range(backend.size), "world")
     home.groups[group.ranks] = group
-    return World(group, settings, comm, last=last)
+    return World(group, settings, comm, last=[] if place is None else [place.close])
 
 
 def _progress(is_safe: bool, bell: Bell | None, rank: int) -> Progress:

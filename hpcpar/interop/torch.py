@@ -1,0 +1,386 @@
+"""A backend of torch.distributed for CPU tensors over this library's groups.
+
+    import torch.distributed as dist
+    import hpcpar.interop.torch              # registers it
+    dist.init_process_group("hpcpar")
+
+Under ``mpirun`` the import also sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT
+where they are not set. Under ``torchrun``, and in processes that were spawned, ranks find each
+other through torch's store; they are on one machine then, since it takes MPI to reach another.
+
+Tensors are seen as arrays on the same memory. A call with ``async_op=True``, and one that torch
+itself makes (DDP, DTensor), runs on the group's communication thread, in order; any other in the
+caller's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ..comm import launch
+from ..comm.attach import Attached
+from ..comm.bootstrap import StoreBootstrap, load_mpi
+from ..errors import BackendUnavailable, HpcparError, UnsupportedError
+from .torch_tensors import Joined, array_of, op_of
+from .torch_work import Done, Several, Under, torch_error
+
+__all__ = ["ProcessGroup"]
+
+_NAME = "hpcpar"
+_Call = Callable[..., Any]
+
+
+class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its type nothing
+    """One group of ranks, as torch calls it. Made by ``dist.init_process_group`` and alike.
+
+    Attributes
+    ----------
+    group : hpcpar.Group
+    """
+
+    def __init__(self, attached: Attached, timeout: float, group_name: str) -> None:
+        self.attached, self.group = attached, attached.group
+        self._group_name = self._group_desc = group_name
+        super().__init__(self.group.rank, self.group.size)
+        own = self.group.settings.timeout
+        self._how: dict[str, Any] = {} if timeout == own else {"timeout": timeout}
+
+    def name(self) -> str:
+        """Return the backend's name."""
+        return _NAME
+
+    getBackendName = name  # noqa: N815  torch's names
+
+    @property
+    def group_name(self) -> str:
+        """What torch calls the group."""
+        return self._group_name
+
+    @property
+    def group_desc(self) -> str:
+        """What the group is for, in its maker's words."""
+        return self._group_desc
+
+    def _set_group_desc(self, group_desc: str) -> None:
+        self._group_desc = group_desc
+
+    # -- collectives -----------------------------------------------------------------------
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
+        opts = dist.AllreduceOptions() if opts is None else opts
+        x, op = array_of(tensors[0]), op_of(opts.reduceOp)
+        return self._run(opts, tensors, lambda **how: self.group.all_reduce(x, op, out=x, **how))
+
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
+        opts = dist.AllreduceCoalescedOptions() if opts is None else opts
+        x, op = [array_of(t) for t in tensors], op_of(opts.reduceOp)
+        return self._run(opts, tensors, lambda **how: self.group.all_reduce(x, op, out=x, **how))
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
+        opts = dist.BroadcastOptions() if opts is None else opts
+        x, root = array_of(tensors[0]), opts.rootRank
+        return self._run(
+            opts, tensors, lambda **how: self.group.broadcast(x, root=root, out=x, **how)
+        )
+
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
+        opts = dist.ReduceOptions() if opts is None else opts
+        x, op, root = array_of(tensors[0]), op_of(opts.reduceOp), opts.rootRank
+        out = x if self.group.rank == root else None
+        return self._run(
+            opts, tensors, lambda **how: self.group.reduce(x, op, root=root, out=out, **how)
+        )
+
+    def allgather(
+        self,
+        outputs: Sequence[Sequence[torch.Tensor]],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+    ) -> dist.Work:
+        opts = dist.AllgatherOptions() if opts is None else opts
+        self._check_length(outputs[0], "allgather")
+        x, outs = array_of(inputs[0]), [array_of(t) for t in outputs[0]]
+        joined = Joined(outs)
+        sizes = tuple(part.size for part in outs)
+        return self._run(
+            opts,
+            outputs[0],
+            lambda **how: self.group.all_gather(x, sizes=sizes, out=joined.data, **how),
+            joined.take,
+        )
+
+    def allgather_coalesced(
+        self,
+        outputs: Sequence[Sequence[torch.Tensor]],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+    ) -> dist.Work:
+        opts = dist.AllgatherOptions() if opts is None else opts
+        by_input = zip(*outputs, strict=True)  # outputs[rank][i] is of inputs[i]
+        return Several(
+            [self.allgather([list(o)], [x], opts) for o, x in zip(by_input, inputs, strict=True)]
+        )
+
+    def all_gather_single(
+        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
+    ) -> dist.Work:
+        opts = dist.AllgatherOptions() if opts is None else opts
+        x, out = array_of(given), array_of(output)
+        _check(out.size == x.size * self.group.size, "all_gather: output is not size inputs long")
+        return self._run(
+            opts, [output], lambda **how: self.group.all_gather(x, sizes="equal", out=out, **how)
+        )
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        pairs = zip(outputs, inputs, strict=True)
+        return Several([self.all_gather_single(out, x, opts) for out, x in pairs])
+
+    def reduce_scatter(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[Sequence[torch.Tensor]],
+        opts: Any = None,
+    ) -> dist.Work:
+        opts = dist.ReduceScatterOptions() if opts is None else opts
+        self._check_length(inputs[0], "reduce_scatter")
+        parts, op, out = (
+            [array_of(t) for t in inputs[0]],
+            op_of(opts.reduceOp),
+            array_of(outputs[0]),
+        )
+        x, sizes = np.concatenate(parts), tuple(part.size for part in parts)
+        return self._run(
+            opts,
+            outputs,
+            lambda **how: self.group.reduce_scatter(x, op, sizes=sizes, out=out, **how),
+        )
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
+    ) -> dist.Work:
+        opts = dist.ReduceScatterOptions() if opts is None else opts
+        x, op, out = array_of(given), op_of(opts.reduceOp), array_of(output)
+        _check(
+            x.size == out.size * self.group.size, "reduce_scatter: input is not size outputs long"
+        )
+        if np.may_share_memory(x, out):
+            x = x.copy()
+        sizes = (out.size,) * self.group.size
+        return self._run(
+            opts,
+            [output],
+            lambda **how: self.group.reduce_scatter(x, op, sizes=sizes, out=out, **how),
+        )
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        pairs = zip(outputs, inputs, strict=True)
+        return Several([self.reduce_scatter_single(out, x, opts) for out, x in pairs])
+
+    def gather(
+        self,
+        outputs: Sequence[Sequence[torch.Tensor]],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+    ) -> dist.Work:
+        opts = dist.GatherOptions() if opts is None else opts
+        x, root, joined = array_of(inputs[0]), opts.rootRank, None
+        if self.group.rank == root:
+            self._check_length(outputs[0], "gather")
+            joined = Joined([array_of(t) for t in outputs[0]])
+        out = None if joined is None else joined.data
+        return self._run(
+            opts,
+            outputs[0] if outputs else [],
+            lambda **how: self.group.gather(x, root=root, sizes="equal", out=out, **how),
+            None if joined is None else joined.take,
+        )
+
+    def scatter(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[Sequence[torch.Tensor]],
+        opts: Any = None,
+    ) -> dist.Work:
+        opts = dist.ScatterOptions() if opts is None else opts
+        root, out, x = opts.rootRank, array_of(outputs[0]), None
+        if self.group.rank == root:
+            self._check_length(inputs[0], "scatter")
+            x = np.concatenate([array_of(t) for t in inputs[0]])
+        return self._run(
+            opts, outputs, lambda **how: self.group.scatter(x, root=root, out=out, **how)
+        )
+
+    def alltoall(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        opts = dist.AllToAllOptions() if opts is None else opts
+        self._check_length(outputs, "alltoall")
+        self._check_length(inputs, "alltoall")
+        parts = [array_of(t) for t in inputs]
+        x, sizes = np.concatenate(parts), tuple(part.size for part in parts)
+        joined = Joined([array_of(t) for t in outputs])
+        return self._run(
+            opts,
+            outputs,
+            lambda **how: self.group.all_to_all(x, sizes=sizes, out=joined.data, **how),
+            joined.take,
+        )
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        given: torch.Tensor,
+        output_sizes: Sequence[int] | None = None,
+        input_sizes: Sequence[int] | None = None,
+        opts: Any = None,
+    ) -> dist.Work:
+        opts = dist.AllToAllOptions() if opts is None else opts
+        x, out = array_of(given), array_of(output)
+        sent = self._rows(given, input_sizes, "input")
+        self._rows(output, output_sizes, "output")
+        sizes = "equal" if not input_sizes and not output_sizes else sent
+        return self._run(
+            opts, [output], lambda **how: self.group.all_to_all(x, sizes=sizes, out=out, **how)
+        )
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        opts = dist.BarrierOptions() if opts is None else opts
+        return self._run(opts, [], lambda **how: self.group.barrier(**how))
+
+    # -- messages --------------------------------------------------------------------------
+
+    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> dist.Work:
+        x = array_of(tensors[0])
+        return Under(self.group.send(x, dst, tag=tag, async_op=True), [], None)
+
+    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> dist.Work:
+        out = array_of(tensors[0])
+        return Under(self.group.recv(src, tag=tag, out=out, async_op=True), tensors, None, src)
+
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> dist.Work:
+        """Receive from whoever sends first; blocks, for only then it is known who that is."""
+        found = None
+        while found is None:
+            found = self.group.probe(tag=tag)
+        out = array_of(tensors[0])
+        work = self.group.recv(found.src, tag=tag, out=out, async_op=True)
+        return Under(work, tensors, None, found.src)
+
+    # -- the group -------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Let go of the group; later calls raise."""
+        self.attached.close()
+
+    def abort(self) -> None:
+        """Let go of the group."""
+        self.attached.close()
+
+    def _run(
+        self,
+        opts: Any,
+        tensors: Sequence[torch.Tensor],
+        call: _Call,
+        take: Callable[[], None] | None = None,
+    ) -> dist.Work:
+        """Make a call now, or hand it to the communication thread; `take` uses what came."""
+        seconds = opts.timeout.total_seconds()
+        how = {"timeout": seconds} if seconds > 0 else self._how
+        if opts.asyncOp:
+            return Under(call(async_op=True, **how), tensors, take)
+        try:
+            call(**how)
+        except HpcparError as error:
+            raise torch_error(error) from error
+        if take is not None:
+            take()
+        return Done(tensors)
+
+    def _check_length(self, tensors: Sequence[torch.Tensor], verb: str) -> None:
+        _check(
+            len(tensors) == self.group.size, f"{verb}: one tensor for each rank, not {len(tensors)}"
+        )
+
+    def _rows(
+        self, tensor: torch.Tensor, sizes: Sequence[int] | None, what: str
+    ) -> tuple[int, ...]:
+        """Return the elements of each rank's rows."""
+        rows = tensor.shape[0] if tensor.dim() else 1
+        if not sizes:
+            _check(rows % self.group.size == 0, f"all_to_all: {what} has {rows} rows, cut unevenly")
+            sizes = [rows // self.group.size] * self.group.size
+        _check(
+            len(sizes) == self.group.size and sum(sizes) == rows,
+            f"all_to_all: {what} split sizes {list(sizes)} do not make {rows} rows",
+        )
+        row = tensor.numel() // rows if rows else 0
+        return tuple(n * row for n in sizes)
+
+
+def _check(is_fine: bool, message: str) -> None:
+    if not is_fine:
+        raise ValueError(f"{message}.")
+
+
+# -- how groups are made -----------------------------------------------------------------------
+
+
+def _make(opts: Any, _: Any) -> ProcessGroup:
+    """Return the group that torch wants; collective over its ranks."""
+    timeout = opts.timeout.total_seconds()
+    first = dist.distributed_c10d.GroupMember.WORLD
+    if opts.global_ranks_in_group and isinstance(first, ProcessGroup):
+        return ProcessGroup(first.attached.of(opts.global_ranks_in_group), timeout, opts.group_id)
+    return ProcessGroup(_attach(opts, timeout), timeout, opts.group_id)
+
+
+def _attach(opts: Any, timeout: float) -> Attached:
+    if launch.is_launched(os.environ) and not opts.global_ranks_in_group:
+        comm = load_mpi().COMM_WORLD
+        if (comm.Get_rank(), comm.Get_size()) == (opts.group_rank, opts.group_size):
+            return Attached.over(comm, timeout)
+    ranks = StoreBootstrap(opts.store, _NAME, opts.group_rank, opts.group_size, timeout)
+    try:
+        return Attached.over(ranks, timeout)
+    except BackendUnavailable as error:
+        raise UnsupportedError(
+            f"{_NAME}: without MPI all ranks must share the memory of one machine ({error}). Start "
+            "the job with mpirun, or use gloo."
+        ) from error
+
+
+def _tell_torch_the_ranks() -> None:
+    """Set what torch's env:// asks for from MPI's world, where it is not set. Collective."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    if not launch.is_launched(os.environ) or all(name in os.environ for name in names):
+        return
+    mpi: Any = load_mpi()
+    comm = mpi.COMM_WORLD
+    node = comm.Split_type(mpi.COMM_TYPE_SHARED)
+    place = comm.bcast(_free_place() if comm.Get_rank() == 0 else None)
+    values = (comm.Get_rank(), comm.Get_size(), node.Get_rank(), *place)
+    node.Free()
+    for name, value in zip(names, values, strict=True):
+        os.environ.setdefault(name, str(value))
+
+
+def _free_place() -> tuple[str, int]:
+    """Return this machine's name, and a port that is free now."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return socket.gethostname(), listener.getsockname()[1]
+
+
+dist.Backend.register_backend(_NAME, _make, extended_api=True, devices=["cpu"])
+_tell_torch_the_ranks()

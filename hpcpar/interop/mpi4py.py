@@ -30,9 +30,34 @@ from .messages import Message, blocks_of, bytes_of, message_of, numbers_of
 
 __all__ = ["Cartcomm", "Comm", "Distgraphcomm", "Graphcomm", "patch"]
 
-#: Bytes in all from which on MPI, which copies once through the kernel, moves blocks as fast.
-MOST_MOVED = 1 << 20
 
+class Limits(NamedTuple):
+    """What goes through the engine, by numbers that are the same on all ranks.
+
+    Attributes
+    ----------
+    least : int
+        Bytes below which there is nothing to gain.
+    at_once : int
+        Bytes from which on it pays to set up a call that is made once: that takes half a
+        millisecond.
+    calls : int
+        How often MPI makes a shorter call before it is set up.
+    kinds : int
+        How many of them a communicator sets up.
+    most_moved : int
+        Bytes in all from which on MPI, which copies once through the kernel, gathers to one,
+        scatters and exchanges as fast.
+    """
+
+    least: int = 4 << 10
+    at_once: int = 4 << 20
+    calls: int = 2
+    kinds: int = 48
+    most_moved: int = 1 << 20
+
+
+_ARRAY: Any = np.ndarray
 _IN_PLACE: Any = MPI.IN_PLACE
 _OPS = (
     (MPI.SUM, "sum"),
@@ -56,6 +81,8 @@ class _Accelerated(_Base):
 
     _attached: Attached | None = None
     _group: Any = None
+    _limits = Limits()
+    _calls: dict[Any, int]
 
     def __new__(cls, comm: MPI.Comm | None = None) -> Self:
         """Make it; mpi4py makes null communicators so, and gives them handles."""
@@ -68,7 +95,23 @@ class _Accelerated(_Base):
 
     def _attach(self, attached: Attached | None) -> None:
         if attached is not None:
-            self._attached, self._group = attached, attached.group
+            self._attached, self._group, self._calls = attached, attached.group, {}
+
+    def _is_left(self, spec: Any, parts: int = 1) -> bool:
+        """Whether MPI keeps a call, as far as a look at one of its arrays tells."""
+        return self._group is None or (
+            type(spec) is _ARRAY and spec.nbytes * parts < self._limits.least
+        )
+
+    def _takes(self, nbytes: int, *call: Any) -> bool:
+        """Whether the engine takes a call, which all ranks see with the same arguments."""
+        limits = self._limits
+        if nbytes < limits.least or nbytes >= limits.at_once:
+            return nbytes >= limits.least
+        made = self._calls.get(call, 0)
+        if made < limits.calls and (made or len(self._calls) < limits.kinds):
+            self._calls[call] = made + 1
+        return made >= limits.calls
 
     # -- communicators made from it --------------------------------------------------------
 
@@ -151,24 +194,32 @@ class _Accelerated(_Base):
     # -- reductions ------------------------------------------------------------------------
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        if self._group is not None:
+        if not self._is_left(recvbuf):
             out = numbers_of(recvbuf)
             x = out if _is_in_place(sendbuf) else numbers_of(sendbuf)
             name = _name_of(op, x)
-            if x is not None and name and _are_alike(x, out):
-                if x.size:
-                    self._group.all_reduce(x, name, out=out)
+            if (
+                x is not None
+                and name
+                and _are_alike(x, out)
+                and self._takes(x.nbytes, "Allreduce", x.size, x.dtype.str, name)
+            ):
+                self._group.all_reduce(x, name, out=out)
                 return
         super().Allreduce(sendbuf, recvbuf, op)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
-        if self._group is not None:
+        if not self._is_left(sendbuf):
             out = numbers_of(recvbuf) if self.Get_rank() == root else None
             x = out if _is_in_place(sendbuf) else numbers_of(sendbuf)
             name = _name_of(op, x) if 0 <= root < self.Get_size() else None
-            if x is not None and name and (self.Get_rank() != root or _are_alike(x, out)):
-                if x.size:
-                    self._group.reduce(x, name, root=root, out=out)
+            if (
+                x is not None
+                and name
+                and (self.Get_rank() != root or _are_alike(x, out))
+                and self._takes(x.nbytes, "Reduce", x.size, x.dtype.str, name, root)
+            ):
+                self._group.reduce(x, name, root=root, out=out)
                 return
         super().Reduce(sendbuf, recvbuf, op, root)
 
@@ -181,22 +232,24 @@ class _Accelerated(_Base):
             super().Exscan(sendbuf, recvbuf, op)
 
     def _scan(self, sendbuf: Any, recvbuf: Any, op: Any, *, exclusive: bool) -> bool:
-        if self._group is None:
+        if self._is_left(recvbuf):
             return False
         out = numbers_of(recvbuf)
         x = out if _is_in_place(sendbuf) else numbers_of(sendbuf)
         name = _name_of(op, x)
         if x is None or not name or not _are_alike(x, out):
             return False
-        if x.size and exclusive and self.Get_rank() == 0:  # has no result, and keeps what is there
+        if not self._takes(x.nbytes, "Scan", x.size, x.dtype.str, name, exclusive):
+            return False
+        if exclusive and self.Get_rank() == 0:  # has no result, and keeps what is there
             kept = x.copy()
             self._group.scan(kept, name, exclusive=True, out=kept if x is out else kept.copy())
-        elif x.size:
+        else:
             self._group.scan(x, name, exclusive=exclusive, out=out)
         return True
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        if self._group is not None:
+        if not self._is_left(recvbuf if _is_in_place(sendbuf) else sendbuf):
             size = self.Get_size()
             in_place = _is_in_place(sendbuf)
             x = numbers_of(recvbuf if in_place else sendbuf, size)
@@ -211,13 +264,14 @@ class _Accelerated(_Base):
     def Reduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = MPI.SUM
     ) -> None:
-        if self._group is not None:
+        if not self._is_left(recvbuf if _is_in_place(sendbuf) else sendbuf):
             in_place, size, rank = _is_in_place(sendbuf), self.Get_size(), self.Get_rank()
             x, out = numbers_of(recvbuf if in_place else sendbuf), numbers_of(recvbuf)
             counts = recvcounts
-            if counts is None and out is not None:
-                counts = [out.size // size if in_place else out.size] * size
-            if x is not None and out is not None and len(counts) == size:
+            if counts is None and not in_place and x is not None and out is not None:
+                counts = self._group.all_gather(np.array([out.size]), sizes="equal")
+            known = counts is not None and len(counts) == size
+            if known and x is not None and out is not None:
                 sizes = tuple(int(n) for n in counts)
                 out = out[: sizes[rank]]
                 if sum(sizes) == x.size and self._reduce_scatter(x, out, op, sizes):
@@ -232,38 +286,36 @@ class _Accelerated(_Base):
             return False
         if isinstance(sizes, int):
             sizes = (out.size,) * sizes
-        if x.size:
-            given = x.copy() if np.may_share_memory(x, out) else x
-            self._group.reduce_scatter(given, name, sizes=sizes, out=out)
+        if not self._takes(x.nbytes, "Reduce_scatter", sizes, x.dtype.str, name):
+            return False
+        given = x.copy() if np.may_share_memory(x, out) else x
+        self._group.reduce_scatter(given, name, sizes=sizes, out=out)
         return True
 
     # -- moves -----------------------------------------------------------------------------
 
-    def Barrier(self) -> None:
-        if self._group is None:
-            super().Barrier()
-        else:
-            self._group.barrier()
-
-    def barrier(self) -> None:
-        """Wait for all ranks, as `Barrier`."""
-        self.Barrier()
-
     def Bcast(self, buf: Any, root: int = 0) -> None:
-        message = None if self._group is None else _Data.of(buf, sends=self.Get_rank() == root)
-        if message is None or not 0 <= root < self.Get_size():
+        fits = not self._is_left(buf) and 0 <= root < self.Get_size()
+        message = _Data.of(buf, sends=self.Get_rank() == root) if fits else None
+        if message is None or not self._takes(message.data.size, "Bcast", message.data.size, root):
             super().Bcast(buf, root)
-        elif message.data.size:
+        else:
             self._group.broadcast(message.data, root=root, out=message.data)
             message.end()
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         size = self.Get_size()
-        out = None if self._group is None else _Data.of(recvbuf, size, sends=_is_in_place(sendbuf))
+        in_place = _is_in_place(sendbuf)
+        out = None if self._is_left(recvbuf) else _Data.of(recvbuf, size, sends=in_place)
         x = None if out is None else self._own_or(sendbuf, out)
-        if out is None or x is None or x.size * size != out.data.size:
+        if (
+            out is None
+            or x is None
+            or x.size * size != out.data.size
+            or not self._takes(out.data.size, "Allgather", x.size)
+        ):
             super().Allgather(sendbuf, recvbuf)
-        elif x.size:
+        else:
             self._group.all_gather(x, sizes="equal", out=out.data)
             out.end()
 
@@ -280,27 +332,39 @@ class _Accelerated(_Base):
         blocks = None if self._group is None else blocks_of(recvbuf, self.Get_size())
         mine = None if blocks is None else blocks.block(rank)
         given = mine if _is_in_place(sendbuf) else message_of(sendbuf)
-        if blocks is None or mine is None or given is None or given.nbytes != mine.nbytes:
+        sizes = () if blocks is None else blocks.sizes()
+        if (
+            blocks is None
+            or mine is None
+            or given is None
+            or given.nbytes != mine.nbytes
+            or not self._takes(sum(sizes), "Allgatherv", sizes)
+        ):
             super().Allgatherv(sendbuf, recvbuf)
-        elif sum(blocks.sizes()):
+        else:
             joined = blocks.joined()
-            out = np.empty(sum(blocks.sizes()), np.uint8) if joined is None else joined
-            self._group.all_gather(given.pack(), sizes=blocks.sizes(), out=out)
+            out = np.empty(sum(sizes), np.uint8) if joined is None else joined
+            self._group.all_gather(given.pack(), sizes=sizes, out=out)
             if joined is None:
                 blocks.unpack(out)
 
+    def _moves(self, nbytes: int, *call: Any) -> bool:
+        """Whether the engine moves a part of `nbytes` for each rank."""
+        whole = nbytes * self.Get_size()
+        return whole <= self._limits.most_moved and self._takes(whole, nbytes, *call)
+
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         size, is_root = self.Get_size(), self.Get_rank() == root
-        fits = self._group is not None and 0 <= root < size
+        fits = not self._is_left(sendbuf, size) and 0 <= root < size
         in_place = _is_in_place(sendbuf)
         out = _Data.of(recvbuf, size, sends=in_place) if fits and is_root else None
         x: Array | None = None
         if fits and (out is not None or not is_root):
             x = self._own_or(sendbuf, out) if out is not None else _bytes_sent(sendbuf)
         wrong = is_root and (out is None or x is None or x.size * size != out.data.size)
-        if x is None or wrong or x.size * size > MOST_MOVED:
+        if x is None or wrong or not self._moves(x.size, "Gather", root):
             super().Gather(sendbuf, recvbuf, root)
-        elif x.size:
+        else:
             whole = None if out is None else out.data
             self._group.gather(x, root=root, sizes="equal", out=whole)
             if out is not None:
@@ -308,7 +372,7 @@ class _Accelerated(_Base):
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         size, is_root = self.Get_size(), self.Get_rank() == root
-        fits = self._group is not None and 0 <= root < size
+        fits = not self._is_left(recvbuf, size) and 0 <= root < size
         x = _bytes_sent(sendbuf, size) if fits and is_root else None
         out = None
         if fits and not _is_in_place(recvbuf):
@@ -316,21 +380,26 @@ class _Accelerated(_Base):
         elif x is not None:  # my part stays where it is
             out = _Data(np.empty(x.size // size, np.uint8))
         wrong = is_root and (out is None or x is None or x.size != out.data.size * size)
-        if out is None or wrong or out.data.size * size > MOST_MOVED:
+        if out is None or wrong or not self._moves(out.data.size, "Scatter", root):
             super().Scatter(sendbuf, recvbuf, root)
-        elif out.data.size:
+        else:
             self._group.scatter(x, root=root, out=out.data)
             out.end()
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
         size, in_place = self.Get_size(), _is_in_place(sendbuf)
-        out = None if self._group is None else _Data.of(recvbuf, size, sends=in_place)
+        out = None if self._is_left(recvbuf) else _Data.of(recvbuf, size, sends=in_place)
         x = None
         if out is not None:
             x = out.data.copy() if in_place else _bytes_sent(sendbuf, size)
-        if out is None or x is None or x.size != out.data.size or x.size > MOST_MOVED:
+        if (
+            out is None
+            or x is None
+            or x.size != out.data.size
+            or not self._moves(x.size // size, "Alltoall")
+        ):
             super().Alltoall(sendbuf, recvbuf)
-        elif x.size:
+        else:
             self._group.all_to_all(x, sizes="equal", out=out.data)
             out.end()
 

@@ -31,9 +31,10 @@ from ..errors import BackendUnavailable, HpcparError, UnsupportedError
 from .torch_tensors import Joined, array_of, op_of
 from .torch_work import Done, Several, Under, torch_error
 
-__all__ = ["ProcessGroup"]
+__all__ = ["NAME", "ProcessGroup"]
 
-_NAME = "hpcpar"
+#: What torch calls the backend.
+NAME = "hpcpar"
 _Call = Callable[..., Any]
 
 
@@ -54,7 +55,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its 
 
     def name(self) -> str:
         """Return the backend's name."""
-        return _NAME
+        return NAME
 
     getBackendName = name  # noqa: N815  torch's names
 
@@ -350,12 +351,12 @@ def _attach(opts: Any, timeout: float) -> Attached:
         comm = load_mpi().COMM_WORLD
         if (comm.Get_rank(), comm.Get_size()) == (opts.group_rank, opts.group_size):
             return Attached.over(comm, timeout)
-    ranks = StoreBootstrap(opts.store, _NAME, opts.group_rank, opts.group_size, timeout)
+    ranks = StoreBootstrap(opts.store, NAME, opts.group_rank, opts.group_size, timeout)
     try:
         return Attached.over(ranks, timeout)
     except BackendUnavailable as error:
         raise UnsupportedError(
-            f"{_NAME}: without MPI all ranks must share the memory of one machine ({error}). Start "
+            f"{NAME}: without MPI all ranks must share the memory of one machine ({error}). Start "
             "the job with mpirun, or use gloo."
         ) from error
 
@@ -382,5 +383,5 @@ def _free_place() -> tuple[str, int]:
         return socket.gethostname(), listener.getsockname()[1]
 
 
-dist.Backend.register_backend(_NAME, _make, extended_api=True, devices=["cpu"])
+dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu"])
 _tell_torch_the_ranks()

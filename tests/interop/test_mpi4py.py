@@ -108,6 +108,9 @@ def test_reductions(comms, dtype, count):
             whole_sum = sum(
                 ((np.arange(sum(sizes)) * (r + 2)) % 5 + 1).astype(dtype) for r in range(n)
             ).astype(dtype)
+            found = np.zeros_like(out)
+            comm.Reduce_scatter(long, found)  # the counts are those of the ranks' arrays
+            assert (found == out).all()
             begin = sum(sizes[:rank])
             assert (out == whole_sum[begin : begin + sizes[rank]]).all()
             if comm is ours or MPI.get_vendor()[0] != "MPICH":
@@ -235,10 +238,30 @@ def test_moves(comms, count):
         here = rows * (rank + 1)
         ours.Alltoall(MPI.IN_PLACE, here)
         assert (here == swapped).all()
-        used(ours, ours.Barrier)
-        used(ours, ours.barrier)
+        unused(ours, ours.Barrier)
 
     comms(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_what_is_small_or_seldom_stays_with_mpi(comms):
+    def body(plain, ours):
+        small, middle, large = np.zeros(10), np.zeros(1000), np.zeros(10_000)
+        for _ in range(5):
+            unused(ours, lambda: ours.Allreduce(mpi().IN_PLACE, small))
+        used(ours, lambda: ours.Allreduce(mpi().IN_PLACE, large))
+        for _ in range(2):
+            unused(ours, lambda: ours.Bcast(middle))
+        used(ours, lambda: ours.Bcast(middle))
+        unused(ours, lambda: ours.Bcast(middle, 1))  # another call
+        unused(ours, lambda: ours.Bcast(middle[:999]))  # there are no more than two kinds
+        for _ in range(3):
+            unused(ours, lambda: ours.Bcast(middle[:999]))
+        unused(ours, lambda: ours.Bcast(middle, 1))
+        used(ours, lambda: ours.Bcast(middle, 1))
+        unused(ours, lambda: ours.Alltoall(np.zeros(1000 * ours.size), np.zeros(1000 * ours.size)))
+
+    comms(body, least=1000, at_once=50_000, calls=2, kinds=2, most_moved=1000)
 
 
 def test_vectors_with_gaps_and_in_any_order(comms):
@@ -343,7 +366,7 @@ def test_communicators_made_from_it(comms):
         assert ours.allreduce(1) == n
         for _ in range(50):  # groups are given back
             again = ours.Dup()
-            again.Barrier()
+            again.Bcast(np.zeros(1))
             again.Free()
 
     comms(body)
@@ -375,7 +398,9 @@ def test_ranks_that_disagree_are_told(comms):
         with pytest.raises(MismatchError, match="shape"):
             ours.Allreduce(np.ones(2 + plain.rank), np.ones(2 + plain.rank))
         with pytest.raises(MismatchError):
-            ours.Barrier() if plain.rank else ours.Bcast(np.ones(1))
+            ours.Bcast(np.ones(1)) if plain.rank else ours.Allgather(
+                np.ones(1), np.ones(plain.size)
+            )
         out = np.zeros(1)
         ours.Allreduce(np.ones(1), out)
         assert out[0] == plain.size
@@ -403,7 +428,7 @@ def test_what_mpi_refuses_is_refused(comms):
             ours.Allgather(np.zeros(2), [np.zeros(1), 2, 3, 4, 5])
         with pytest.raises((ValueError, pickle.PicklingError)):
             pickle.dumps(ours)
-        used(ours, ours.Barrier)
+        used(ours, lambda: ours.Bcast(np.zeros(1)))
 
     comms(body)
 
@@ -426,7 +451,7 @@ def test_waiting_takes_no_core(comms):
         begin = time.process_time()
         if plain.rank == 0:
             time.sleep(0.5)
-        ours.Barrier()
+        ours.Bcast(np.zeros(1))
         assert time.process_time() - begin < 0.2
 
     comms(body)

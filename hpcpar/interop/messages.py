@@ -14,7 +14,16 @@ from mpi4py import MPI
 
 from .._arrays import Array
 
-__all__ = ["Blocks", "Message", "blocks_of", "bytes_of", "flat", "message_of", "numbers_of"]
+__all__ = [
+    "Blocks",
+    "Message",
+    "blocks_of",
+    "bytes_of",
+    "flat",
+    "message_of",
+    "numbers_of",
+    "size_of",
+]
 
 _MEMORY: Any = np.ndarray
 
@@ -124,10 +133,12 @@ def numbers_of(spec: Any, blocks: int = 1) -> Array | None:
     """
     if type(spec) is _MEMORY:
         return flat(spec)
-    message = message_of(spec, blocks)
-    data = None if message is None else message.dense()
-    kind = None if message is None else number_type(message.datatype)
-    if data is None or kind is None:
+    data, kind = _usual(spec, blocks)
+    if kind is None:
+        message = message_of(spec, blocks)
+        data = None if message is None else message.dense()
+        kind = None if message is None else number_type(message.datatype)
+    if data is None or kind is None or kind.kind not in "iufc":
         return None
     return data.view(kind) if data.size % kind.itemsize == 0 else None
 
@@ -136,8 +147,38 @@ def bytes_of(spec: Any, blocks: int = 1) -> Array | None:
     """Return a message's bytes where they lie; None: it has gaps, or is something else."""
     if type(spec) is _MEMORY:
         return as_bytes(spec)
+    data, kind = _usual(spec, blocks)
+    if kind is not None:
+        return data
     message = message_of(spec, blocks)
     return None if message is None else message.dense()
+
+
+def size_of(spec: Any, blocks: int = 1) -> int | None:
+    """Return a message's bytes, where a look tells; None: it must be read."""
+    if type(spec) is _MEMORY:
+        return int(spec.nbytes)
+    if type(spec) is list and len(spec) == 3:
+        _, count, datatype = spec
+        kind = _KNOWN.get(id(datatype))
+        if kind is not None and type(count) is int:
+            return count * blocks * kind.itemsize
+    return None
+
+
+def _usual(spec: Any, blocks: int) -> tuple[Array | None, np.dtype[Any] | None]:
+    """Read the usual list, quickly: buffer, count and a datatype that MPI has; None: another."""
+    if type(spec) is not list or len(spec) != 3:
+        return None, None
+    buffer, count, datatype = spec
+    kind = _KNOWN.get(id(datatype))
+    if kind is None or type(count) is not int or count < 0:
+        return None, None
+    memory = _memory(buffer)
+    nbytes = count * blocks * kind.itemsize
+    if memory is None or nbytes > memory.size:
+        return None, None
+    return memory[:nbytes], kind
 
 
 def as_bytes(array: Array) -> Array | None:
@@ -205,13 +246,26 @@ def _row(given: Any, if_one: list[Any]) -> tuple[int, ...]:
     return tuple(int(n) for n in (if_one if _is_number(given) else given))
 
 
-def number_type(datatype: MPI.Datatype) -> np.dtype[Any] | None:
-    """Return NumPy's dtype for a datatype of plain numbers; None: it is none."""
+def _known() -> dict[int, np.dtype[Any]]:
+    """Return NumPy's dtypes of MPI's own datatypes of one number, by the constants' identity."""
+    constants = (getattr(MPI, name) for name in dir(MPI) if name.isupper())
+    found = {id(c): _dtype(c) for c in constants if isinstance(c, MPI.Datatype) and c}
+    return {number: kind for number, kind in found.items() if kind is not None}
+
+
+def _dtype(datatype: MPI.Datatype) -> np.dtype[Any] | None:
     try:
         kind = np.dtype(datatype.tocode())
-    except (ValueError, TypeError, SystemError):
+    except (ValueError, TypeError, SystemError, MPI.Exception):
         return None
-    return kind if kind.kind in "iufc" and kind.itemsize == datatype.Get_size() else None
+    size = datatype.Get_size()
+    return kind if kind.itemsize == size == datatype.Get_extent()[1] else None
+
+
+def number_type(datatype: MPI.Datatype) -> np.dtype[Any] | None:
+    """Return NumPy's dtype for a datatype of plain numbers; None: it is none."""
+    kind = _dtype(datatype)
+    return kind if kind is not None and kind.kind in "iufc" else None
 
 
 def _parts(spec: Any, rows: tuple[type, ...]) -> Sequence[Any] | None:
@@ -254,3 +308,6 @@ def _datatype(given: Any, buffer: Any) -> MPI.Datatype | None:
         return MPI.Datatype.fromcode(code)
     except (TypeError, ValueError, KeyError):
         return None
+
+
+_KNOWN = _known()

@@ -9,10 +9,11 @@
 script.py`` does so for a program that knows nothing of it.
 
 What goes which way is decided by what MPI wants to be the same on all ranks: the verb, the
-operation, the type and number of elements. So no rank asks another. Plain MPI carries messages
-between two ranks, whose every kind of call may meet every other; nonblocking, persistent and
-neighbourhood calls; Alltoallv and other verbs whose total no rank knows; objects; operations of
-one's own; and everything where ranks share no memory.
+operation, the type and number of elements. So no rank asks another. Reductions, Bcast and Allgather
+go through the engine where it is faster. Plain MPI carries small arrays; messages between two
+ranks, whose every kind of call may meet every other; nonblocking, persistent and neighbourhood
+calls; gathers to one, scatters and exchanges; objects; operations of one's own; and everything
+where ranks share no memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from mpi4py import MPI
 from .._arrays import Array
 from .._core import reducible
 from ..comm.attach import Attached
-from .messages import Message, blocks_of, bytes_of, message_of, numbers_of
+from .messages import Message, blocks_of, bytes_of, message_of, numbers_of, size_of
 
 __all__ = ["Cartcomm", "Comm", "Distgraphcomm", "Graphcomm", "patch"]
 
@@ -45,19 +46,17 @@ class Limits(NamedTuple):
         How often MPI makes a shorter call before it is set up.
     kinds : int
         How many of them a communicator sets up.
-    most_moved : int
-        Bytes in all from which on MPI, which copies once through the kernel, gathers to one,
-        scatters and exchanges as fast.
+    least_moved : int
+        The same as `least` for verbs that only copy: MPI copies once, through the kernel.
     """
 
     least: int = 4 << 10
     at_once: int = 4 << 20
     calls: int = 2
     kinds: int = 48
-    most_moved: int = 1 << 20
+    least_moved: int = 1 << 20
 
 
-_ARRAY: Any = np.ndarray
 _IN_PLACE: Any = MPI.IN_PLACE
 _OPS = (
     (MPI.SUM, "sum"),
@@ -97,17 +96,18 @@ class _Accelerated(_Base):
         if attached is not None:
             self._attached, self._group, self._calls = attached, attached.group, {}
 
-    def _is_left(self, spec: Any, parts: int = 1) -> bool:
+    def _is_left(self, spec: Any, least: int, blocks: int = 1) -> bool:
         """Whether MPI keeps a call, as far as a look at one of its arrays tells."""
-        return self._group is None or (
-            type(spec) is _ARRAY and spec.nbytes * parts < self._limits.least
-        )
+        if self._group is None:
+            return True
+        nbytes = size_of(spec, blocks)
+        return nbytes is not None and nbytes < least
 
-    def _takes(self, nbytes: int, *call: Any) -> bool:
+    def _takes(self, nbytes: int, least: int, *call: Any) -> bool:
         """Whether the engine takes a call, which all ranks see with the same arguments."""
         limits = self._limits
-        if nbytes < limits.least or nbytes >= limits.at_once:
-            return nbytes >= limits.least
+        if nbytes < least or nbytes >= limits.at_once:
+            return nbytes >= least
         made = self._calls.get(call, 0)
         if made < limits.calls and (made or len(self._calls) < limits.kinds):
             self._calls[call] = made + 1
@@ -194,7 +194,7 @@ class _Accelerated(_Base):
     # -- reductions ------------------------------------------------------------------------
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        if not self._is_left(recvbuf):
+        if not self._is_left(recvbuf, self._limits.least):
             out = numbers_of(recvbuf)
             x = out if _is_in_place(sendbuf) else numbers_of(sendbuf)
             name = _name_of(op, x)
@@ -202,14 +202,16 @@ class _Accelerated(_Base):
                 x is not None
                 and name
                 and _are_alike(x, out)
-                and self._takes(x.nbytes, "Allreduce", x.size, x.dtype.str, name)
+                and self._takes(
+                    x.nbytes, self._limits.least, "Allreduce", x.size, x.dtype.str, name
+                )
             ):
                 self._group.all_reduce(x, name, out=out)
                 return
         super().Allreduce(sendbuf, recvbuf, op)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
-        if not self._is_left(sendbuf):
+        if not self._is_left(sendbuf, self._limits.least):
             out = numbers_of(recvbuf) if self.Get_rank() == root else None
             x = out if _is_in_place(sendbuf) else numbers_of(sendbuf)
             name = _name_of(op, x) if 0 <= root < self.Get_size() else None
@@ -217,7 +219,9 @@ class _Accelerated(_Base):
                 x is not None
                 and name
                 and (self.Get_rank() != root or _are_alike(x, out))
-                and self._takes(x.nbytes, "Reduce", x.size, x.dtype.str, name, root)
+                and self._takes(
+                    x.nbytes, self._limits.least, "Reduce", x.size, x.dtype.str, name, root
+                )
             ):
                 self._group.reduce(x, name, root=root, out=out)
                 return
@@ -232,14 +236,16 @@ class _Accelerated(_Base):
             super().Exscan(sendbuf, recvbuf, op)
 
     def _scan(self, sendbuf: Any, recvbuf: Any, op: Any, *, exclusive: bool) -> bool:
-        if self._is_left(recvbuf):
+        if self._is_left(recvbuf, self._limits.least):
             return False
         out = numbers_of(recvbuf)
         x = out if _is_in_place(sendbuf) else numbers_of(sendbuf)
         name = _name_of(op, x)
         if x is None or not name or not _are_alike(x, out):
             return False
-        if not self._takes(x.nbytes, "Scan", x.size, x.dtype.str, name, exclusive):
+        if not self._takes(
+            x.nbytes, self._limits.least, "Scan", x.size, x.dtype.str, name, exclusive
+        ):
             return False
         if exclusive and self.Get_rank() == 0:  # has no result, and keeps what is there
             kept = x.copy()
@@ -249,8 +255,10 @@ class _Accelerated(_Base):
         return True
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        if not self._is_left(recvbuf if _is_in_place(sendbuf) else sendbuf):
-            size = self.Get_size()
+        size = self.Get_size()
+        if not self._is_left(
+            recvbuf if _is_in_place(sendbuf) else sendbuf, self._limits.least, size
+        ):
             in_place = _is_in_place(sendbuf)
             x = numbers_of(recvbuf if in_place else sendbuf, size)
             out = numbers_of(recvbuf)
@@ -264,7 +272,7 @@ class _Accelerated(_Base):
     def Reduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = MPI.SUM
     ) -> None:
-        if not self._is_left(recvbuf if _is_in_place(sendbuf) else sendbuf):
+        if not self._is_left(recvbuf if _is_in_place(sendbuf) else sendbuf, self._limits.least):
             in_place, size, rank = _is_in_place(sendbuf), self.Get_size(), self.Get_rank()
             x, out = numbers_of(recvbuf if in_place else sendbuf), numbers_of(recvbuf)
             counts = recvcounts
@@ -286,7 +294,9 @@ class _Accelerated(_Base):
             return False
         if isinstance(sizes, int):
             sizes = (out.size,) * sizes
-        if not self._takes(x.nbytes, "Reduce_scatter", sizes, x.dtype.str, name):
+        if not self._takes(
+            x.nbytes, self._limits.least, "Reduce_scatter", sizes, x.dtype.str, name
+        ):
             return False
         given = x.copy() if np.may_share_memory(x, out) else x
         self._group.reduce_scatter(given, name, sizes=sizes, out=out)
@@ -295,9 +305,11 @@ class _Accelerated(_Base):
     # -- moves -----------------------------------------------------------------------------
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
-        fits = not self._is_left(buf) and 0 <= root < self.Get_size()
+        fits = not self._is_left(buf, self._limits.least_moved) and 0 <= root < self.Get_size()
         message = _Data.of(buf, sends=self.Get_rank() == root) if fits else None
-        if message is None or not self._takes(message.data.size, "Bcast", message.data.size, root):
+        if message is None or not self._takes(
+            message.data.size, self._limits.least_moved, "Bcast", message.data.size, root
+        ):
             super().Bcast(buf, root)
         else:
             self._group.broadcast(message.data, root=root, out=message.data)
@@ -306,13 +318,17 @@ class _Accelerated(_Base):
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         size = self.Get_size()
         in_place = _is_in_place(sendbuf)
-        out = None if self._is_left(recvbuf) else _Data.of(recvbuf, size, sends=in_place)
+        out = (
+            None
+            if self._is_left(recvbuf, self._limits.least_moved, size)
+            else _Data.of(recvbuf, size, sends=in_place)
+        )
         x = None if out is None else self._own_or(sendbuf, out)
         if (
             out is None
             or x is None
             or x.size * size != out.data.size
-            or not self._takes(out.data.size, "Allgather", x.size)
+            or not self._takes(out.data.size, self._limits.least_moved, "Allgather", x.size)
         ):
             super().Allgather(sendbuf, recvbuf)
         else:
@@ -338,7 +354,7 @@ class _Accelerated(_Base):
             or mine is None
             or given is None
             or given.nbytes != mine.nbytes
-            or not self._takes(sum(sizes), "Allgatherv", sizes)
+            or not self._takes(sum(sizes), self._limits.least_moved, "Allgatherv", sizes)
         ):
             super().Allgatherv(sendbuf, recvbuf)
         else:
@@ -347,61 +363,6 @@ class _Accelerated(_Base):
             self._group.all_gather(given.pack(), sizes=sizes, out=out)
             if joined is None:
                 blocks.unpack(out)
-
-    def _moves(self, nbytes: int, *call: Any) -> bool:
-        """Whether the engine moves a part of `nbytes` for each rank."""
-        whole = nbytes * self.Get_size()
-        return whole <= self._limits.most_moved and self._takes(whole, nbytes, *call)
-
-    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        size, is_root = self.Get_size(), self.Get_rank() == root
-        fits = not self._is_left(sendbuf, size) and 0 <= root < size
-        in_place = _is_in_place(sendbuf)
-        out = _Data.of(recvbuf, size, sends=in_place) if fits and is_root else None
-        x: Array | None = None
-        if fits and (out is not None or not is_root):
-            x = self._own_or(sendbuf, out) if out is not None else _bytes_sent(sendbuf)
-        wrong = is_root and (out is None or x is None or x.size * size != out.data.size)
-        if x is None or wrong or not self._moves(x.size, "Gather", root):
-            super().Gather(sendbuf, recvbuf, root)
-        else:
-            whole = None if out is None else out.data
-            self._group.gather(x, root=root, sizes="equal", out=whole)
-            if out is not None:
-                out.end()
-
-    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        size, is_root = self.Get_size(), self.Get_rank() == root
-        fits = not self._is_left(recvbuf, size) and 0 <= root < size
-        x = _bytes_sent(sendbuf, size) if fits and is_root else None
-        out = None
-        if fits and not _is_in_place(recvbuf):
-            out = _Data.of(recvbuf)
-        elif x is not None:  # my part stays where it is
-            out = _Data(np.empty(x.size // size, np.uint8))
-        wrong = is_root and (out is None or x is None or x.size != out.data.size * size)
-        if out is None or wrong or not self._moves(out.data.size, "Scatter", root):
-            super().Scatter(sendbuf, recvbuf, root)
-        else:
-            self._group.scatter(x, root=root, out=out.data)
-            out.end()
-
-    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
-        size, in_place = self.Get_size(), _is_in_place(sendbuf)
-        out = None if self._is_left(recvbuf) else _Data.of(recvbuf, size, sends=in_place)
-        x = None
-        if out is not None:
-            x = out.data.copy() if in_place else _bytes_sent(sendbuf, size)
-        if (
-            out is None
-            or x is None
-            or x.size != out.data.size
-            or not self._moves(x.size // size, "Alltoall")
-        ):
-            super().Alltoall(sendbuf, recvbuf)
-        else:
-            self._group.all_to_all(x, sizes="equal", out=out.data)
-            out.end()
 
 
 class Comm(_Accelerated, MPI.Intracomm):
@@ -514,11 +475,6 @@ class _Data(NamedTuple):
         """Write what has come to where it belongs."""
         if self.message is not None:
             self.message.unpack(self.data)
-
-
-def _bytes_sent(spec: Any, blocks: int = 1) -> Array | None:
-    found = _Data.of(spec, blocks, sends=True)
-    return None if found is None else found.data
 
 
 def _are_alike(x: Array, out: Array | None) -> bool:

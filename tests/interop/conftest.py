@@ -17,7 +17,7 @@ def comms(ranks, monkeypatch):
         """Let the engine have every call, unless `limits` says what it gets."""
         from hpcpar.interop.mpi4py import Comm, Limits
 
-        limits = limits or {"least": 1, "at_once": 1}
+        limits = limits or {"least": 1, "least_moved": 1, "at_once": 1}
         monkeypatch.setattr(Comm.__mro__[1], "_limits", Limits(**limits))  # of all its kinds
 
         def with_both(group):

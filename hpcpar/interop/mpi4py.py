@@ -113,6 +113,14 @@ class _Accelerated(_Base):
             self._calls[call] = made + 1
         return made >= limits.calls
 
+    def _reduces(self, x: Array | None, op: Any, *call: Any) -> str | None:
+        """Return our name of an operation on numbers like `x`, if the engine takes the call."""
+        name = None if x is None else _name_of(op, x)
+        if x is None or name is None:
+            return None
+        takes = self._takes(x.nbytes, self._limits.least, x.size, x.dtype.str, name, *call)
+        return name if takes else None
+
     # -- communicators made from it --------------------------------------------------------
 
     def _like(self, made: Self) -> Self:
@@ -197,15 +205,8 @@ class _Accelerated(_Base):
         if not self._is_left(recvbuf, self._limits.least):
             out = numbers_of(recvbuf)
             x = out if _is_in_place(sendbuf) else numbers_of(sendbuf)
-            name = _name_of(op, x)
-            if (
-                x is not None
-                and name
-                and _are_alike(x, out)
-                and self._takes(
-                    x.nbytes, self._limits.least, "Allreduce", x.size, x.dtype.str, name
-                )
-            ):
+            name = self._reduces(x, op, "Allreduce") if _are_alike(x, out) else None
+            if name is not None:
                 self._group.all_reduce(x, name, out=out)
                 return
         super().Allreduce(sendbuf, recvbuf, op)
@@ -214,15 +215,9 @@ class _Accelerated(_Base):
         if not self._is_left(sendbuf, self._limits.least):
             out = numbers_of(recvbuf) if self.Get_rank() == root else None
             x = out if _is_in_place(sendbuf) else numbers_of(sendbuf)
-            name = _name_of(op, x) if 0 <= root < self.Get_size() else None
-            if (
-                x is not None
-                and name
-                and (self.Get_rank() != root or _are_alike(x, out))
-                and self._takes(
-                    x.nbytes, self._limits.least, "Reduce", x.size, x.dtype.str, name, root
-                )
-            ):
+            fits = 0 <= root < self.Get_size() and (self.Get_rank() != root or _are_alike(x, out))
+            name = self._reduces(x, op, "Reduce", root) if fits else None
+            if name is not None:
                 self._group.reduce(x, name, root=root, out=out)
                 return
         super().Reduce(sendbuf, recvbuf, op, root)
@@ -240,12 +235,8 @@ class _Accelerated(_Base):
             return False
         out = numbers_of(recvbuf)
         x = out if _is_in_place(sendbuf) else numbers_of(sendbuf)
-        name = _name_of(op, x)
-        if x is None or not name or not _are_alike(x, out):
-            return False
-        if not self._takes(
-            x.nbytes, self._limits.least, "Scan", x.size, x.dtype.str, name, exclusive
-        ):
+        name = self._reduces(x, op, "Scan", exclusive) if _are_alike(x, out) else None
+        if x is None or name is None:
             return False
         if exclusive and self.Get_rank() == 0:  # has no result, and keeps what is there
             kept = x.copy()
@@ -255,48 +246,42 @@ class _Accelerated(_Base):
         return True
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        size = self.Get_size()
-        if not self._is_left(
-            recvbuf if _is_in_place(sendbuf) else sendbuf, self._limits.least, size
-        ):
-            in_place = _is_in_place(sendbuf)
-            x = numbers_of(recvbuf if in_place else sendbuf, size)
+        size, in_place = self.Get_size(), _is_in_place(sendbuf)
+        source = recvbuf if in_place else sendbuf
+        if not self._is_left(source, self._limits.least, size):
+            x = numbers_of(source, size)
             out = numbers_of(recvbuf)
             if in_place and x is not None:
                 out = x[: x.size // size]
-            fits = x is not None and out is not None and x.size == size * out.size
-            if fits and self._reduce_scatter(x, out, op, size):
+            if (
+                x is not None
+                and out is not None
+                and x.size == size * out.size
+                and self._reduce_scatter(x, out, op, (out.size,) * size)
+            ):
                 return
         super().Reduce_scatter_block(sendbuf, recvbuf, op)
 
     def Reduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = MPI.SUM
     ) -> None:
-        if not self._is_left(recvbuf if _is_in_place(sendbuf) else sendbuf, self._limits.least):
-            in_place, size, rank = _is_in_place(sendbuf), self.Get_size(), self.Get_rank()
-            x, out = numbers_of(recvbuf if in_place else sendbuf), numbers_of(recvbuf)
-            counts = recvcounts
-            if counts is None and not in_place and x is not None and out is not None:
-                counts = self._group.all_gather(np.array([out.size]), sizes="equal")
-            known = counts is not None and len(counts) == size
-            if known and x is not None and out is not None:
-                sizes = tuple(int(n) for n in counts)
-                out = out[: sizes[rank]]
-                if sum(sizes) == x.size and self._reduce_scatter(x, out, op, sizes):
+        in_place, least = _is_in_place(sendbuf), self._limits.least
+        source = recvbuf if in_place else sendbuf
+        if not self._is_left(source, least):
+            x, out, counts = numbers_of(source), numbers_of(recvbuf), recvcounts
+            if x is not None and out is not None and x.nbytes >= least:
+                if counts is None and not in_place:
+                    counts = self._group.all_gather(np.array([out.size]), sizes="equal")
+                sizes = () if counts is None else tuple(int(n) for n in counts)
+                fits = len(sizes) == self.Get_size() and sum(sizes) == x.size
+                part = out[: sizes[self.Get_rank()]] if fits else out
+                if fits and self._reduce_scatter(x, part, op, sizes):
                     return
         super().Reduce_scatter(sendbuf, recvbuf, recvcounts, op)
 
-    def _reduce_scatter(
-        self, x: Array | None, out: Array | None, op: Any, sizes: int | tuple[int, ...]
-    ) -> bool:
-        name = _name_of(op, x)
-        if x is None or out is None or not name or x.dtype != out.dtype:
-            return False
-        if isinstance(sizes, int):
-            sizes = (out.size,) * sizes
-        if not self._takes(
-            x.nbytes, self._limits.least, "Reduce_scatter", sizes, x.dtype.str, name
-        ):
+    def _reduce_scatter(self, x: Array, out: Array, op: Any, sizes: tuple[int, ...]) -> bool:
+        name = self._reduces(x, op, "Reduce_scatter", sizes) if x.dtype == out.dtype else None
+        if name is None:
             return False
         given = x.copy() if np.may_share_memory(x, out) else x
         self._group.reduce_scatter(given, name, sizes=sizes, out=out)
@@ -305,35 +290,31 @@ class _Accelerated(_Base):
     # -- moves -----------------------------------------------------------------------------
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
-        fits = not self._is_left(buf, self._limits.least_moved) and 0 <= root < self.Get_size()
-        message = _Data.of(buf, sends=self.Get_rank() == root) if fits else None
-        if message is None or not self._takes(
-            message.data.size, self._limits.least_moved, "Bcast", message.data.size, root
-        ):
-            super().Bcast(buf, root)
-        else:
-            self._group.broadcast(message.data, root=root, out=message.data)
-            message.end()
+        least = self._limits.least_moved
+        if 0 <= root < self.Get_size() and not self._is_left(buf, least):
+            message = _Data.of(buf, sends=self.Get_rank() == root)
+            nbytes = 0 if message is None else message.data.size
+            if message is not None and self._takes(nbytes, least, "Bcast", nbytes, root):
+                self._group.broadcast(message.data, root=root, out=message.data)
+                message.end()
+                return
+        super().Bcast(buf, root)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        size = self.Get_size()
-        in_place = _is_in_place(sendbuf)
-        out = (
-            None
-            if self._is_left(recvbuf, self._limits.least_moved, size)
-            else _Data.of(recvbuf, size, sends=in_place)
-        )
-        x = None if out is None else self._own_or(sendbuf, out)
-        if (
-            out is None
-            or x is None
-            or x.size * size != out.data.size
-            or not self._takes(out.data.size, self._limits.least_moved, "Allgather", x.size)
-        ):
-            super().Allgather(sendbuf, recvbuf)
-        else:
-            self._group.all_gather(x, sizes="equal", out=out.data)
-            out.end()
+        size, least = self.Get_size(), self._limits.least_moved
+        if not self._is_left(recvbuf, least, size):
+            out = _Data.of(recvbuf, size, sends=_is_in_place(sendbuf))
+            x = None if out is None else self._own_or(sendbuf, out)
+            if (
+                out is not None
+                and x is not None
+                and x.size * size == out.data.size
+                and self._takes(out.data.size, least, "Allgather", x.size)
+            ):
+                self._group.all_gather(x, sizes="equal", out=out.data)
+                out.end()
+                return
+        super().Allgather(sendbuf, recvbuf)
 
     def _own_or(self, sendbuf: Any, out: _Data) -> Array | None:
         """Return what I send: in place my block of what I get."""
@@ -477,14 +458,14 @@ class _Data(NamedTuple):
             self.message.unpack(self.data)
 
 
-def _are_alike(x: Array, out: Array | None) -> bool:
-    return x is out or (out is not None and x.size == out.size and x.dtype == out.dtype)
+def _are_alike(x: Array | None, out: Array | None) -> bool:
+    if x is None or out is None:
+        return False
+    return x is out or (x.size == out.size and x.dtype == out.dtype)
 
 
-def _name_of(op: Any, x: Array | None) -> str | None:
+def _name_of(op: Any, x: Array) -> str | None:
     """Return our name of an operation that we have for numbers like these."""
-    if x is None:
-        return None
     for known, name in _OPS:
         if op is known:
             return name if reducible(x.dtype, name) else None

@@ -203,8 +203,11 @@ static int drive(struct run *run, struct hp_call *call)
     int rc = HP_PENDING;
     if (way == 0)
         return hp_call_run(call, 60 * SECOND);
-    while (rc == HP_PENDING && now_ns() < end) {
-        rc = way == 1 ? hp_call_advance(call) : hp_call_run(call, 100000);
+    for (int turn = 0; rc == HP_PENDING && now_ns() < end; turn++) {
+        if (way == 1)
+            rc = hp_call_advance(call);
+        else
+            rc = turn == 0 ? hp_call_run(call, 100000) : hp_call_doze(call, 100000);
         if (rc == HP_PENDING && way == 1)
             sched_yield();
     }

@@ -1,0 +1,40 @@
+"""All of torch's own suite of backends on ours: a program, `python torch_whole.py`; half an hour.
+
+Many of its tests are kept for backends that it knows by name. They run as for Gloo here, and whatever
+group they make is ours.
+"""
+
+import os
+
+os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": "3"}
+os.environ.setdefault("TEMP_DIR", "/tmp")
+
+import torch.distributed as dist
+from torch.testing._internal.common_utils import run_tests
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+
+import hpcpar.interop.torch
+
+_init = dist.init_process_group
+
+
+def init_ours(*args, backend=None, **kwargs):
+    """Make the default group, ours whatever was asked for."""
+    return _init(*args, backend=hpcpar.interop.torch.NAME, **kwargs)
+
+
+class TestOurs(TestDistBackend, DistributedTest._DistTestBase):
+    """Its tests, each on three processes of its own."""
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    @classmethod
+    def _run(cls, *args, **kwargs):
+        dist.init_process_group = init_ours
+        super()._run(*args, **kwargs)
+
+
+if __name__ == "__main__":
+    run_tests()

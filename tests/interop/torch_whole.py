@@ -1,7 +1,7 @@
 """All of torch's own suite of backends on ours: a program, `python torch_whole.py`; half an hour.
 
-Many of its tests are kept for backends that it knows by name. They run as for Gloo here, and whatever
-group they make is ours.
+Many of its tests are kept for backends that it knows by name. They run as for Gloo here, and
+whatever group they make is ours.
 """
 
 import os

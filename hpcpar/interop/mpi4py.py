@@ -57,6 +57,7 @@ class Limits(NamedTuple):
     least_moved: int = 1 << 20
 
 
+_ARRAY: Any = np.ndarray
 _IN_PLACE: Any = MPI.IN_PLACE
 _OPS = (
     (MPI.SUM, "sum"),
@@ -100,7 +101,7 @@ class _Accelerated(_Base):
         """Whether MPI keeps a call, as far as a look at one of its arrays tells."""
         if self._group is None:
             return True
-        nbytes = size_of(spec, blocks)
+        nbytes = spec.nbytes if type(spec) is _ARRAY else size_of(spec, blocks)
         return nbytes is not None and nbytes < least
 
     def _takes(self, nbytes: int, least: int, *call: Any) -> bool:

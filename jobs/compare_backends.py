@@ -16,40 +16,18 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when NumPy is imported
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from compare_ddp import make_model, through
+from compare_ddp import add_sizes, by_turns, make_model, through
 
 import hpcpar.interop.torch
 
 BACKENDS = ("hpcpar", "gloo")
 SIZES = (4, 1 << 16, 1 << 20, 25 << 20)
-
-
-def slowest(seconds: Any) -> Any:
-    """Return every entry's largest over the ranks. Collective."""
-    table = torch.tensor(seconds)
-    dist.all_reduce(table, dist.ReduceOp.MAX)
-    return table.numpy()
-
-
-def by_turns(calls: Sequence[Callable[[], Any]], rounds: int, repeats: int) -> Any:
-    """Return seconds of each call by round, of the slowest rank. Collective."""
-    seconds = np.zeros((rounds + 1, len(calls)))
-    for turn in range(len(seconds)):
-        for at in np.roll(range(len(calls)), turn):
-            dist.barrier()
-            began = time.perf_counter()
-            for _ in range(repeats):
-                calls[at]()
-            seconds[turn, at] = (time.perf_counter() - began) / repeats
-    return slowest(seconds[1:])
 
 
 def compare_all_reduce(groups: dict[str, Any], rounds: int) -> list[str]:
@@ -59,7 +37,7 @@ def compare_all_reduce(groups: dict[str, Any], rounds: int) -> list[str]:
         x = torch.zeros(nbytes // 4)
         repeats = max(3, min(300, (8 << 20) // nbytes))
         calls = [partial(dist.all_reduce, x, group=groups[name]) for name in BACKENDS]
-        seconds = by_turns(calls, rounds, repeats)
+        seconds = by_turns(groups["hpcpar"].group, calls, rounds, repeats)
         ours, theirs = 1e6 * np.median(seconds, axis=0)
         ratio = np.median(seconds[:, 0] / seconds[:, 1])
         lines.append(
@@ -106,7 +84,7 @@ def compare_steps(groups: dict[str, Any], args: argparse.Namespace) -> list[str]
         torch.manual_seed(1 + dist.get_rank())
         x = torch.randn(args.batch, args.width)
         steps = [partial(through(model), x) for model in models]
-        seconds = 1e3 * by_turns(steps, args.steps, 1)
+        seconds = 1e3 * by_turns(groups["hpcpar"].group, steps, args.steps)
         ours, theirs = (seconds[:, i] - seconds[:, 2] for i in (0, 1))
         low, high = interval(ours, theirs)
         lines.append(
@@ -127,10 +105,7 @@ def interval(ours: Any, theirs: Any) -> Any:
 def main() -> None:
     """Run the comparison."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--width", type=int, default=1000, help="of each layer (default 1000)")
-    parser.add_argument("--layers", type=int, default=25, help="default 25: 25 million parameters")
-    parser.add_argument("--batch", type=int, default=32, help="rows of each rank (default 32)")
-    parser.add_argument("--steps", type=int, default=40, help="of each way (default 40)")
+    add_sizes(parser)
     parser.add_argument("--rounds", type=int, default=9, help="of all_reduce (default 9)")
     args = parser.parse_args()
     torch.set_num_threads(1)

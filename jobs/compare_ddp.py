@@ -19,7 +19,8 @@ import argparse
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,15 +94,18 @@ def start_gloo(group: hp.Group) -> None:
     dist.init_process_group("gloo", init_method=place, rank=group.rank, world_size=group.size)
 
 
-def measure(group: hp.Group, steps: dict[str, Callable[[Any], None]], x: Any, rounds: int) -> Any:
-    """Return seconds by round and way, of the slowest rank."""
-    seconds = np.zeros((rounds + 3, len(WAYS)))
+def by_turns(
+    group: hp.Group, calls: Sequence[Callable[[], Any]], rounds: int, repeats: int = 1
+) -> Any:
+    """Return seconds of each call by round, of the slowest rank. Collective."""
+    seconds = np.zeros((rounds + 3, len(calls)))
     for turn in range(len(seconds)):
-        for at in np.roll(range(len(WAYS)), turn):
+        for at in np.roll(range(len(calls)), turn):
             group.barrier()
             began = time.perf_counter()
-            steps[WAYS[at]](x)
-            seconds[turn, at] = time.perf_counter() - began
+            for _ in range(repeats):
+                calls[at]()
+            seconds[turn, at] = (time.perf_counter() - began) / repeats
         if group.rank == 0 and sys.stderr.isatty():
             print(f"\rround {turn + 1} of {len(seconds)}", end="", file=sys.stderr)
     return group.all_reduce(seconds[3:], "max")
@@ -141,13 +145,18 @@ def check_equal(group: hp.Group, models: dict[str, Any]) -> None:
             raise SystemExit(f"rank {group.rank}: hpcpar's gradients are not torch's.")
 
 
-def main() -> None:
-    """Run the comparison."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how large the model is, and how often it steps."""
     parser.add_argument("--width", type=int, default=1000, help="of each layer (default 1000)")
     parser.add_argument("--layers", type=int, default=25, help="default 25: 25 million parameters")
     parser.add_argument("--batch", type=int, default=32, help="rows of each rank (default 32)")
     parser.add_argument("--steps", type=int, default=40, help="of each way (default 40)")
+
+
+def main() -> None:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    add_sizes(parser)
     args = parser.parse_args()
     group = hp.init()
     torch.set_num_threads(1)
@@ -160,7 +169,8 @@ def main() -> None:
         "torch": through(wrapped),
     }
     torch.manual_seed(1 + group.rank)
-    seconds = measure(group, steps, torch.randn(args.batch, args.width), args.steps)
+    x = torch.randn(args.batch, args.width)
+    seconds = by_turns(group, [partial(steps[way], x) for way in WAYS], args.steps)
     check_equal(group, models)
     if group.rank == 0:
         count = sum(p.numel() for p in models["torch"].parameters())

@@ -26,6 +26,7 @@ __all__ = [
 Mode = Literal["out", "in", "shared"]
 #: "out": out of place, "in": in place, "shared": so in one symmetric array for all ranks.
 MODES: tuple[Mode, ...] = ("out", "in", "shared")
+_OWN = MODES[:2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +52,15 @@ class Verb:
 
 #: The verbs that the benchmark knows.
 VERBS = {
-    "all_reduce": Verb(reduces=True, modes=("out", "in")),
+    "all_reduce": Verb(reduces=True, modes=_OWN),
     "reduce_scatter": Verb(joined_in=True, reduces=True),
     "all_gather": Verb(joined_out=True, modes=MODES),
     "all_to_all": Verb(joined_in=True, joined_out=True),
     "broadcast": Verb(rooted=True, modes=("in",)),
-    "reduce": Verb(reduces=True, rooted=True, modes=("out", "in")),
+    "reduce": Verb(reduces=True, rooted=True, modes=_OWN),
     "gather": Verb(joined_out=True, rooted=True),
     "scatter": Verb(joined_in=True, rooted=True),
-    "scan": Verb(reduces=True, modes=("out", "in")),
+    "scan": Verb(reduces=True, modes=_OWN),
     "sendrecv": Verb(),
     "send": Verb(),
 }

@@ -140,8 +140,9 @@ def run(group: Group, options: Options, progress: Callable[[str], None] | None =
     BackendUnavailable
         A peer's library is not there.
     """
-    shared = can_share(group)
-    cases = [case for case in options.cases(group.size) if shared or case.mode != "shared"]
+    cases = options.cases(group.size)
+    if options.symmetric and not can_share(group):
+        cases = [case for case in cases if case.mode != "shared"]
     if options.root >= group.size:
         raise ArgumentError(f"root {options.root}: ranks are 0 to {group.size - 1}.")
     if not cases:

@@ -8,10 +8,9 @@ from itertools import count
 from typing import Any
 
 from ..errors import ArgumentError
-from .bootstrap import Bootstrap
 from .group import Group, current_group
 from .settings import Settings
-from .world import World, find_default, group_of_one, on_mpi, on_store
+from .world import World, find_default, group_of_one, on_mpi
 
 __all__ = ["Attached", "as_group"]
 
@@ -104,23 +103,11 @@ class Attached:
         runner = world.group._runner
         assert runner is not None
         runner.backend.meanwhile(world.group.mpi_comm.Iprobe)
-        return cls._first(world)
+        return cls.over(world)
 
     @classmethod
-    def over(cls, ranks: Any, timeout: float) -> Attached:
-        """Return one of all ranks of a communicator, or of a bootstrap. Collective.
-
-        Raises
-        ------
-        BackendUnavailable
-            It is a bootstrap, and the ranks share no memory.
-        """
-        settings = Settings(timeout=timeout)
-        is_bootstrap = isinstance(ranks, Bootstrap)
-        return cls._first(on_store(settings, ranks) if is_bootstrap else on_mpi(settings, ranks))
-
-    @classmethod
-    def _first(cls, world: World) -> Attached:
+    def over(cls, world: World) -> Attached:
+        """Return one of all ranks of a world, which ends with the last group of them. Local."""
         family = _Family(world)
         return cls(world.group, family, family.take_name())
 

@@ -181,9 +181,13 @@ def _alone(settings: Settings, backend: Backend, recorder: Recorder | None = Non
     memory = NoMemory() if isinstance(backend, FakeBackend) else Memory()
     agreed = _with_timeout(settings, os.environ.get(_TIMEOUT, ""))
     home = Home(Progress(threaded=True), agreed, memory, [_host()] * backend.size, recorder)
+    return World(_group_of_all(home, backend), settings, None)
+
+
+def _group_of_all(home: Home, backend: Backend) -> Group:
     group = Group(home, backend, range(backend.size), "world")
     home.groups[group.ranks] = group
-    return World(group, settings, None)
+    return group
 
 
 def on_mpi(settings: Settings, comm: Any) -> World:
@@ -235,9 +239,8 @@ def _made(
     recorder, bell = (None, None) if place is None else (place.recorder, place.core)
     progress = _progress(is_safe, bell, backend.rank)
     home = Home(progress, agreed[0], Memory(), agreed[1], recorder)
-    group = Group(home, backend, range(backend.size), "world")
-    home.groups[group.ranks] = group
-    return World(group, settings, comm, last=[] if place is None else [place.close])
+    last = [] if place is None else [place.close]
+    return World(_group_of_all(home, backend), settings, comm, last=last)
 
 
 def _progress(is_safe: bool, bell: Bell | None, rank: int) -> Progress:

@@ -12,18 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from .._arrays import Array
+from .._arrays import Array, as_bytes
 
-__all__ = [
-    "Blocks",
-    "Message",
-    "blocks_of",
-    "bytes_of",
-    "flat",
-    "message_of",
-    "numbers_of",
-    "size_of",
-]
+__all__ = ["Blocks", "Data", "Message", "blocks_of", "message_of", "numbers_of", "size_of"]
 
 _MEMORY: Any = np.ndarray
 
@@ -121,6 +112,66 @@ class Blocks(NamedTuple):
             at += size
 
 
+class Data(NamedTuple):
+    """A message's bytes in one piece, and where they belong if that is somewhere else."""
+
+    data: Array
+    message: Message | None = None
+
+    @classmethod
+    def of(cls, spec: Any, blocks: int = 1, *, sends: bool = False) -> Data | None:
+        """Return the bytes where they lie, or room for them, filled if they are sent from here."""
+        usual, message = _usual(spec), None
+        if type(spec) is _MEMORY:
+            found = _bytes(spec)
+        elif usual is not None:
+            found = usual.bytes(blocks)
+        else:
+            message = message_of(spec, blocks)
+            found = None if message is None else message.dense()
+        if found is not None:
+            is_locked = sends and not found.flags.writeable
+            return cls(found.copy() if is_locked else found)
+        if message is None:
+            return None
+        return cls(message.pack() if sends else np.empty(message.nbytes, np.uint8), message)
+
+    def end(self) -> None:
+        """Write what has come to where it belongs."""
+        if self.message is not None:
+            self.message.unpack(self.data)
+
+
+class _Usual(NamedTuple):
+    """The list that is used most: a buffer, a count, and a datatype that MPI has."""
+
+    buffer: Any
+    length: int
+    kind: np.dtype[Any]
+
+    def bytes(self, blocks: int) -> Array | None:
+        """Return its bytes where they lie; None: it says more than there are."""
+        memory, nbytes = _memory(self.buffer), self.length * blocks * self.kind.itemsize
+        return memory[:nbytes] if memory is not None and nbytes <= memory.size else None
+
+
+def _usual(spec: Any) -> _Usual | None:
+    """Read it, quickly; None: it is something else."""
+    if type(spec) is not list or len(spec) != 3:
+        return None
+    buffer, count, datatype = spec
+    kind = _KNOWN.get(id(datatype))
+    if kind is None or type(count) is not int or count < 0:
+        return None
+    return _Usual(buffer, count, kind)
+
+
+def size_of(spec: Any, blocks: int = 1) -> int | None:
+    """Return the bytes of a message that is no array, where a look tells; None: it must be read."""
+    usual = _usual(spec)
+    return None if usual is None else usual.length * blocks * usual.kind.itemsize
+
+
 def numbers_of(spec: Any, blocks: int = 1) -> Array | None:
     """Return a message as a flat array of its numbers; None: it is something else.
 
@@ -133,58 +184,24 @@ def numbers_of(spec: Any, blocks: int = 1) -> Array | None:
     """
     if type(spec) is _MEMORY:
         return flat(spec)
-    data, kind = _usual(spec, blocks)
-    if kind is None:
+    usual = _usual(spec)
+    kind: np.dtype[Any] | None
+    if usual is not None:
+        data, kind = usual.bytes(blocks), usual.kind
+    else:
         message = message_of(spec, blocks)
-        data = None if message is None else message.dense()
-        kind = None if message is None else number_type(message.datatype)
+        if message is None:
+            return None
+        data, kind = message.dense(), _dtype(message.datatype)
     if data is None or kind is None or kind.kind not in "iufc":
         return None
     return data.view(kind) if data.size % kind.itemsize == 0 else None
 
 
-def bytes_of(spec: Any, blocks: int = 1) -> Array | None:
-    """Return a message's bytes where they lie; None: it has gaps, or is something else."""
-    if type(spec) is _MEMORY:
-        return as_bytes(spec)
-    data, kind = _usual(spec, blocks)
-    if kind is not None:
-        return data
-    message = message_of(spec, blocks)
-    return None if message is None else message.dense()
-
-
-def size_of(spec: Any, blocks: int = 1) -> int | None:
-    """Return a message's bytes, where a look tells; None: it must be read."""
-    if type(spec) is _MEMORY:
-        return int(spec.nbytes)
-    if type(spec) is list and len(spec) == 3:
-        _, count, datatype = spec
-        kind = _KNOWN.get(id(datatype))
-        if kind is not None and type(count) is int:
-            return count * blocks * kind.itemsize
-    return None
-
-
-def _usual(spec: Any, blocks: int) -> tuple[Array | None, np.dtype[Any] | None]:
-    """Read the usual list, quickly: buffer, count and a datatype that MPI has; None: another."""
-    if type(spec) is not list or len(spec) != 3:
-        return None, None
-    buffer, count, datatype = spec
-    kind = _KNOWN.get(id(datatype))
-    if kind is None or type(count) is not int or count < 0:
-        return None, None
-    memory = _memory(buffer)
-    nbytes = count * blocks * kind.itemsize
-    if memory is None or nbytes > memory.size:
-        return None, None
-    return memory[:nbytes], kind
-
-
-def as_bytes(array: Array) -> Array | None:
+def _bytes(array: Array) -> Array | None:
     """Return an array's bytes in the order of memory, without a copy; None: it has gaps."""
     found = flat(array)
-    return None if found is None or found.dtype.hasobject else found.view(np.uint8)
+    return None if found is None or found.dtype.hasobject else as_bytes(found)
 
 
 def flat(array: Array) -> Array | None:
@@ -196,15 +213,10 @@ def flat(array: Array) -> Array | None:
 
 def message_of(spec: Any, blocks: int = 1) -> Message | None:
     """Return what a specification means; None where only MPI knows, or refuses it."""
-    parts = _parts(spec, (tuple, list))
-    memory = None if parts is None else _memory(parts[0])
-    if parts is None or memory is None:
+    read = _read(spec, (tuple, list))
+    if read is None:
         return None
-    _, count, displacement, given = parts
-    datatype = _datatype(given, parts[0])
-    extent = 0 if datatype is None else datatype.Get_extent()[1]
-    if datatype is None or extent <= 0:
-        return None
+    memory, count, displacement, datatype, extent = read
     rest = memory[(displacement or 0) * extent :]
     if count is None:
         count = rest.size // extent // blocks
@@ -217,15 +229,10 @@ def message_of(spec: Any, blocks: int = 1) -> Message | None:
 
 def blocks_of(spec: Any, size: int) -> Blocks | None:
     """Return the blocks of a specification with counts for each rank; None as `message_of`."""
-    parts = _parts(spec, (tuple,))
-    memory = None if parts is None else _memory(parts[0])
-    if parts is None or memory is None:
+    read = _read(spec, (tuple,))
+    if read is None:
         return None
-    _, counts, starts, given = parts
-    datatype = _datatype(given, parts[0])
-    extent = 0 if datatype is None else datatype.Get_extent()[1]
-    if datatype is None or extent <= 0:
-        return None
+    memory, counts, starts, datatype, extent = read
     if counts is None:
         whole = memory.size // extent
         counts = [whole // size + (whole % size > r) for r in range(size)]
@@ -235,6 +242,19 @@ def blocks_of(spec: Any, size: int) -> Blocks | None:
     if len(row) != size or len(first) != size:
         return None
     return Blocks(memory, datatype, row, first)
+
+
+def _read(spec: Any, rows: tuple[type, ...]) -> tuple[Array, Any, Any, MPI.Datatype, int] | None:
+    """Return memory, count, displacement, datatype and its extent; None as `message_of`."""
+    parts = _parts(spec, rows)
+    if parts is None:
+        return None
+    buffer, count, displacement, given = parts
+    memory, datatype = _memory(buffer), _datatype(given, buffer)
+    if memory is None or datatype is None:
+        return None
+    _, extent = datatype.Get_extent()
+    return (memory, count, displacement, datatype, extent) if extent > 0 else None
 
 
 def _is_number(value: Any) -> bool:
@@ -254,18 +274,13 @@ def _known() -> dict[int, np.dtype[Any]]:
 
 
 def _dtype(datatype: MPI.Datatype) -> np.dtype[Any] | None:
+    """Return NumPy's dtype for a datatype of one number; None: there is none."""
     try:
         kind = np.dtype(datatype.tocode())
     except (ValueError, TypeError, SystemError, MPI.Exception):
         return None
     size = datatype.Get_size()
     return kind if kind.itemsize == size == datatype.Get_extent()[1] else None
-
-
-def number_type(datatype: MPI.Datatype) -> np.dtype[Any] | None:
-    """Return NumPy's dtype for a datatype of plain numbers; None: it is none."""
-    kind = _dtype(datatype)
-    return kind if kind is not None and kind.kind in "iufc" else None
 
 
 def _parts(spec: Any, rows: tuple[type, ...]) -> Sequence[Any] | None:
@@ -288,7 +303,7 @@ def _parts(spec: Any, rows: tuple[type, ...]) -> Sequence[Any] | None:
 def _memory(buffer: Any) -> Array | None:
     """Return the bytes of a buffer in this process's memory."""
     if type(buffer) is _MEMORY:
-        return as_bytes(buffer)
+        return _bytes(buffer)
     if buffer is None:
         return np.empty(0, np.uint8)
     try:

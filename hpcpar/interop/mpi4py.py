@@ -27,9 +27,9 @@ from mpi4py import MPI
 from .._arrays import Array
 from .._core import reducible
 from ..comm.attach import Attached
-from .messages import Message, blocks_of, bytes_of, message_of, numbers_of, size_of
+from .messages import Data, blocks_of, message_of, numbers_of, size_of
 
-__all__ = ["Cartcomm", "Comm", "Distgraphcomm", "Graphcomm", "patch"]
+__all__ = ["Cartcomm", "Comm", "Distgraphcomm", "Graphcomm", "Limits", "patch"]
 
 
 class Limits(NamedTuple):
@@ -251,9 +251,7 @@ class _Accelerated(_Base):
         source = recvbuf if in_place else sendbuf
         if not self._is_left(source, self._limits.least, size):
             x = numbers_of(source, size)
-            out = numbers_of(recvbuf)
-            if in_place and x is not None:
-                out = x[: x.size // size]
+            out = numbers_of(recvbuf) if not in_place or x is None else x[: x.size // size]
             if (
                 x is not None
                 and out is not None
@@ -293,7 +291,7 @@ class _Accelerated(_Base):
     def Bcast(self, buf: Any, root: int = 0) -> None:
         least = self._limits.least_moved
         if 0 <= root < self.Get_size() and not self._is_left(buf, least):
-            message = _Data.of(buf, sends=self.Get_rank() == root)
+            message = Data.of(buf, sends=self.Get_rank() == root)
             nbytes = 0 if message is None else message.data.size
             if message is not None and self._takes(nbytes, least, "Bcast", nbytes, root):
                 self._group.broadcast(message.data, root=root, out=message.data)
@@ -304,7 +302,7 @@ class _Accelerated(_Base):
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         size, least = self.Get_size(), self._limits.least_moved
         if not self._is_left(recvbuf, least, size):
-            out = _Data.of(recvbuf, size, sends=_is_in_place(sendbuf))
+            out = Data.of(recvbuf, size, sends=_is_in_place(sendbuf))
             x = None if out is None else self._own_or(sendbuf, out)
             if (
                 out is not None
@@ -317,34 +315,31 @@ class _Accelerated(_Base):
                 return
         super().Allgather(sendbuf, recvbuf)
 
-    def _own_or(self, sendbuf: Any, out: _Data) -> Array | None:
+    def _own_or(self, sendbuf: Any, out: Data) -> Array | None:
         """Return what I send: in place my block of what I get."""
         if not _is_in_place(sendbuf):
-            found = _Data.of(sendbuf, sends=True)
+            found = Data.of(sendbuf, sends=True)
             return None if found is None else found.data
         length = out.data.size // self.Get_size()
         return out.data[self.Get_rank() * length :][:length]
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
-        rank = self.Get_rank()
         blocks = None if self._group is None else blocks_of(recvbuf, self.Get_size())
-        mine = None if blocks is None else blocks.block(rank)
-        given = mine if _is_in_place(sendbuf) else message_of(sendbuf)
-        sizes = () if blocks is None else blocks.sizes()
-        if (
-            blocks is None
-            or mine is None
-            or given is None
-            or given.nbytes != mine.nbytes
-            or not self._takes(sum(sizes), self._limits.least_moved, "Allgatherv", sizes)
-        ):
-            super().Allgatherv(sendbuf, recvbuf)
-        else:
-            joined = blocks.joined()
-            out = np.empty(sum(sizes), np.uint8) if joined is None else joined
-            self._group.all_gather(given.pack(), sizes=sizes, out=out)
-            if joined is None:
-                blocks.unpack(out)
+        if blocks is not None:
+            mine, sizes = blocks.block(self.Get_rank()), blocks.sizes()
+            given = mine if _is_in_place(sendbuf) else message_of(sendbuf)
+            if (
+                given is not None
+                and given.nbytes == mine.nbytes
+                and self._takes(sum(sizes), self._limits.least_moved, "Allgatherv", sizes)
+            ):
+                joined = blocks.joined()
+                out = np.empty(sum(sizes), np.uint8) if joined is None else joined
+                self._group.all_gather(given.pack(), sizes=sizes, out=out)
+                if joined is None:
+                    blocks.unpack(out)
+                return
+        super().Allgatherv(sendbuf, recvbuf)
 
 
 class Comm(_Accelerated, MPI.Intracomm):
@@ -415,7 +410,7 @@ def patch() -> Comm:
     >>> MPI.COMM_WORLD = before
     """
     if not isinstance(MPI.COMM_WORLD, Comm):
-        MPI.COMM_WORLD = Comm(MPI.COMM_WORLD)  # type: ignore[misc]
+        MPI.COMM_WORLD = Comm(MPI.COMM_WORLD)  # type: ignore[misc]  # final to its stubs only
         copyreg.pickle(MPI.Intracomm, _reduced)
     return MPI.COMM_WORLD
 
@@ -433,30 +428,6 @@ def _reduced(comm: MPI.Intracomm) -> Any:
 
 def _is_in_place(spec: Any) -> bool:
     return spec is None or spec is _IN_PLACE  # as mpi4py has it
-
-
-class _Data(NamedTuple):
-    """A message's bytes in one piece, and where they belong if that is somewhere else."""
-
-    data: Array
-    message: Message | None = None
-
-    @classmethod
-    def of(cls, spec: Any, blocks: int = 1, *, sends: bool = False) -> _Data | None:
-        """Return the bytes where they lie, or room for them, filled if they are sent from here."""
-        found = bytes_of(spec, blocks)
-        if found is not None:
-            readable = sends and not found.flags.writeable
-            return cls(found.copy() if readable else found)
-        message = message_of(spec, blocks)
-        if message is None:
-            return None
-        return cls(message.pack() if sends else np.empty(message.nbytes, np.uint8), message)
-
-    def end(self) -> None:
-        """Write what has come to where it belongs."""
-        if self.message is not None:
-            self.message.unpack(self.data)
 
 
 def _are_alike(x: Array | None, out: Array | None) -> bool:

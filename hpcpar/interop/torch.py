@@ -24,9 +24,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from .._arrays import Array
 from ..comm import launch
 from ..comm.attach import Attached
 from ..comm.bootstrap import StoreBootstrap, load_mpi
+from ..comm.settings import Settings
+from ..comm.world import on_mpi, on_store
 from ..errors import BackendUnavailable, HpcparError, UnsupportedError
 from .torch_tensors import Joined, array_of, op_of
 from .torch_work import Done, Several, Under, torch_error
@@ -36,6 +39,8 @@ __all__ = ["NAME", "ProcessGroup"]
 #: What torch calls the backend.
 NAME = "hpcpar"
 _Call = Callable[..., Any]
+_Tensors = Sequence[torch.Tensor]
+_Lists = Sequence[_Tensors]
 
 
 class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its type nothing
@@ -74,24 +79,24 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its 
 
     # -- collectives -----------------------------------------------------------------------
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
+    def allreduce(self, tensors: _Tensors, opts: Any = None) -> dist.Work:
         opts = dist.AllreduceOptions() if opts is None else opts
         x, op = array_of(tensors[0]), op_of(opts.reduceOp)
         return self._run(opts, tensors, lambda **how: self.group.all_reduce(x, op, out=x, **how))
 
-    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
+    def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> dist.Work:
         opts = dist.AllreduceCoalescedOptions() if opts is None else opts
         x, op = [array_of(t) for t in tensors], op_of(opts.reduceOp)
         return self._run(opts, tensors, lambda **how: self.group.all_reduce(x, op, out=x, **how))
 
-    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
+    def broadcast(self, tensors: _Tensors, opts: Any = None) -> dist.Work:
         opts = dist.BroadcastOptions() if opts is None else opts
         x, root = array_of(tensors[0]), opts.rootRank
         return self._run(
             opts, tensors, lambda **how: self.group.broadcast(x, root=root, out=x, **how)
         )
 
-    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
+    def reduce(self, tensors: _Tensors, opts: Any = None) -> dist.Work:
         opts = dist.ReduceOptions() if opts is None else opts
         x, op, root = array_of(tensors[0]), op_of(opts.reduceOp), opts.rootRank
         out = x if self.group.rank == root else None
@@ -99,31 +104,17 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its 
             opts, tensors, lambda **how: self.group.reduce(x, op, root=root, out=out, **how)
         )
 
-    def allgather(
-        self,
-        outputs: Sequence[Sequence[torch.Tensor]],
-        inputs: Sequence[torch.Tensor],
-        opts: Any = None,
-    ) -> dist.Work:
+    def allgather(self, outputs: _Lists, inputs: _Tensors, opts: Any = None) -> dist.Work:
         opts = dist.AllgatherOptions() if opts is None else opts
-        self._check_length(outputs[0], "allgather")
-        x, outs = array_of(inputs[0]), [array_of(t) for t in outputs[0]]
-        joined = Joined(outs)
-        sizes = tuple(part.size for part in outs)
+        x, out = array_of(inputs[0]), self._join(outputs[0], "allgather")
         return self._run(
             opts,
             outputs[0],
-            lambda **how: self.group.all_gather(x, sizes=sizes, out=joined.data, **how),
-            joined.take,
+            lambda **how: self.group.all_gather(x, sizes=out.sizes, out=out.data, **how),
+            out.take,
         )
 
-    def allgather_coalesced(
-        self,
-        outputs: Sequence[Sequence[torch.Tensor]],
-        inputs: Sequence[torch.Tensor],
-        opts: Any = None,
-    ) -> dist.Work:
-        opts = dist.AllgatherOptions() if opts is None else opts
+    def allgather_coalesced(self, outputs: _Lists, inputs: _Tensors, opts: Any = None) -> dist.Work:
         by_input = zip(*outputs, strict=True)  # outputs[rank][i] is of inputs[i]
         return Several(
             [self.allgather([list(o)], [x], opts) for o, x in zip(by_input, inputs, strict=True)]
@@ -140,42 +131,29 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its 
         )
 
     def all_gather_single_coalesced(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+        self, outputs: _Tensors, inputs: _Tensors, opts: Any = None
     ) -> dist.Work:
         pairs = zip(outputs, inputs, strict=True)
         return Several([self.all_gather_single(out, x, opts) for out, x in pairs])
 
-    def reduce_scatter(
-        self,
-        outputs: Sequence[torch.Tensor],
-        inputs: Sequence[Sequence[torch.Tensor]],
-        opts: Any = None,
-    ) -> dist.Work:
+    def reduce_scatter(self, outputs: _Tensors, inputs: _Lists, opts: Any = None) -> dist.Work:
         opts = dist.ReduceScatterOptions() if opts is None else opts
-        self._check_length(inputs[0], "reduce_scatter")
-        parts, op, out = (
-            [array_of(t) for t in inputs[0]],
-            op_of(opts.reduceOp),
-            array_of(outputs[0]),
-        )
-        x, sizes = np.concatenate(parts), tuple(part.size for part in parts)
-        return self._run(
-            opts,
-            outputs,
-            lambda **how: self.group.reduce_scatter(x, op, sizes=sizes, out=out, **how),
-        )
+        x = self._join(inputs[0], "reduce_scatter").fill()
+        return self._cut(opts, outputs[0], x.data, x.sizes)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
     ) -> dist.Work:
         opts = dist.ReduceScatterOptions() if opts is None else opts
-        x, op, out = array_of(given), op_of(opts.reduceOp), array_of(output)
+        x, out = array_of(given), array_of(output)
         _check(
             x.size == out.size * self.group.size, "reduce_scatter: input is not size outputs long"
         )
-        if np.may_share_memory(x, out):
-            x = x.copy()
-        sizes = (out.size,) * self.group.size
+        given_apart = x.copy() if np.may_share_memory(x, out) else x
+        return self._cut(opts, output, given_apart, (out.size,) * self.group.size)
+
+    def _cut(self, opts: Any, output: torch.Tensor, x: Array, sizes: Sequence[int]) -> dist.Work:
+        op, out = op_of(opts.reduceOp), array_of(output)
         return self._run(
             opts,
             [output],
@@ -183,22 +161,15 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its 
         )
 
     def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+        self, outputs: _Tensors, inputs: _Tensors, opts: Any = None
     ) -> dist.Work:
         pairs = zip(outputs, inputs, strict=True)
         return Several([self.reduce_scatter_single(out, x, opts) for out, x in pairs])
 
-    def gather(
-        self,
-        outputs: Sequence[Sequence[torch.Tensor]],
-        inputs: Sequence[torch.Tensor],
-        opts: Any = None,
-    ) -> dist.Work:
+    def gather(self, outputs: _Lists, inputs: _Tensors, opts: Any = None) -> dist.Work:
         opts = dist.GatherOptions() if opts is None else opts
-        x, root, joined = array_of(inputs[0]), opts.rootRank, None
-        if self.group.rank == root:
-            self._check_length(outputs[0], "gather")
-            joined = Joined([array_of(t) for t in outputs[0]])
+        x, root = array_of(inputs[0]), opts.rootRank
+        joined = self._join(outputs[0], "gather") if self.group.rank == root else None
         out = None if joined is None else joined.data
         return self._run(
             opts,
@@ -207,35 +178,23 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its 
             None if joined is None else joined.take,
         )
 
-    def scatter(
-        self,
-        outputs: Sequence[torch.Tensor],
-        inputs: Sequence[Sequence[torch.Tensor]],
-        opts: Any = None,
-    ) -> dist.Work:
+    def scatter(self, outputs: _Tensors, inputs: _Lists, opts: Any = None) -> dist.Work:
         opts = dist.ScatterOptions() if opts is None else opts
-        root, out, x = opts.rootRank, array_of(outputs[0]), None
-        if self.group.rank == root:
-            self._check_length(inputs[0], "scatter")
-            x = np.concatenate([array_of(t) for t in inputs[0]])
+        root, out = opts.rootRank, array_of(outputs[0])
+        is_root = self.group.rank == root
+        x = self._join(inputs[0], "scatter").fill().data if is_root else None
         return self._run(
             opts, outputs, lambda **how: self.group.scatter(x, root=root, out=out, **how)
         )
 
-    def alltoall(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> dist.Work:
+    def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> dist.Work:
         opts = dist.AllToAllOptions() if opts is None else opts
-        self._check_length(outputs, "alltoall")
-        self._check_length(inputs, "alltoall")
-        parts = [array_of(t) for t in inputs]
-        x, sizes = np.concatenate(parts), tuple(part.size for part in parts)
-        joined = Joined([array_of(t) for t in outputs])
+        x, out = self._join(inputs, "alltoall").fill(), self._join(outputs, "alltoall")
         return self._run(
             opts,
             outputs,
-            lambda **how: self.group.all_to_all(x, sizes=sizes, out=joined.data, **how),
-            joined.take,
+            lambda **how: self.group.all_to_all(x.data, sizes=x.sizes, out=out.data, **how),
+            out.take,
         )
 
     def all_to_all_single(
@@ -261,15 +220,15 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its 
 
     # -- messages --------------------------------------------------------------------------
 
-    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> dist.Work:
+    def send(self, tensors: _Tensors, dst: int, tag: int = 0) -> dist.Work:
         x = array_of(tensors[0])
         return Under(self.group.send(x, dst, tag=tag, async_op=True), [], None)
 
-    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> dist.Work:
+    def recv(self, tensors: _Tensors, src: int, tag: int = 0) -> dist.Work:
         out = array_of(tensors[0])
         return Under(self.group.recv(src, tag=tag, out=out, async_op=True), tensors, None, src)
 
-    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> dist.Work:
+    def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> dist.Work:
         """Receive from whoever sends first; blocks, for only then it is known who that is."""
         found = None
         while found is None:
@@ -284,14 +243,12 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its 
         """Let go of the group; later calls raise."""
         self.attached.close()
 
-    def abort(self) -> None:
-        """Let go of the group."""
-        self.attached.close()
+    abort = shutdown
 
     def _run(
         self,
         opts: Any,
-        tensors: Sequence[torch.Tensor],
+        tensors: _Tensors,
         call: _Call,
         take: Callable[[], None] | None = None,
     ) -> dist.Work:
@@ -308,10 +265,12 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its 
             take()
         return Done(tensors)
 
-    def _check_length(self, tensors: Sequence[torch.Tensor], verb: str) -> None:
+    def _join(self, tensors: _Tensors, verb: str) -> Joined:
+        """Return room for the tensors of all ranks, one behind the other."""
         _check(
             len(tensors) == self.group.size, f"{verb}: one tensor for each rank, not {len(tensors)}"
         )
+        return Joined([array_of(t) for t in tensors])
 
     def _rows(
         self, tensor: torch.Tensor, sizes: Sequence[int] | None, what: str
@@ -347,13 +306,14 @@ def _make(opts: Any, _: Any) -> ProcessGroup:
 
 
 def _attach(opts: Any, timeout: float) -> Attached:
+    settings = Settings(timeout=timeout)
     if launch.is_launched(os.environ) and not opts.global_ranks_in_group:
         comm = load_mpi().COMM_WORLD
         if (comm.Get_rank(), comm.Get_size()) == (opts.group_rank, opts.group_size):
-            return Attached.over(comm, timeout)
+            return Attached.over(on_mpi(settings, comm))
     ranks = StoreBootstrap(opts.store, NAME, opts.group_rank, opts.group_size, timeout)
     try:
-        return Attached.over(ranks, timeout)
+        return Attached.over(on_store(settings, ranks))
     except BackendUnavailable as error:
         raise UnsupportedError(
             f"{NAME}: without MPI all ranks must share the memory of one machine ({error}). Start "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -35,18 +35,37 @@ _EXTRA = {
 
 
 class Joined:
-    """Arrays that receive what comes in one piece."""
+    """Arrays that go, or come, in one piece.
+
+    Attributes
+    ----------
+    data : ndarray
+        The piece.
+    sizes : tuple of int
+        Elements of each array.
+    """
 
     def __init__(self, parts: Sequence[Array]) -> None:
-        self.parts = parts
-        self.data: Array = np.empty(sum(part.size for part in parts), parts[0].dtype)
+        self._parts = parts
+        self.sizes = tuple(part.size for part in parts)
+        self.data: Array = np.empty(sum(self.sizes), parts[0].dtype)
+
+    def fill(self) -> Joined:
+        """Copy the arrays into the piece; return this."""
+        for part, piece in self._pairs():
+            piece[...] = part
+        return self
 
     def take(self) -> None:
-        """Copy what came to the arrays."""
-        at = 0
-        for part in self.parts:
-            part[...] = self.data[at : at + part.size]
-            at += part.size
+        """Copy the piece into the arrays."""
+        for part, piece in self._pairs():
+            part[...] = piece
+
+    def _pairs(self) -> Iterator[tuple[Array, Array]]:
+        """Yield each array and its place in the piece."""
+        pieces = np.split(self.data, np.cumsum(self.sizes)[:-1])
+        for part, piece in zip(self._parts, pieces, strict=True):
+            yield part, piece.reshape(part.shape)
 
 
 def array_of(tensor: torch.Tensor) -> Array:

@@ -15,7 +15,7 @@ from ..errors import CollectiveTimeout, HpcparError
 __all__ = ["Done", "Several", "Under", "torch_error"]
 
 
-class Done(dist.Work):  # type: ignore[misc]
+class Done(dist.Work):  # type: ignore[misc]  # torch tells its type nothing
     """What has ended already."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], source: int = -1) -> None:

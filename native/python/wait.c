@@ -6,26 +6,33 @@
 #define SOON_NS 50000   /* until what is to be done meanwhile is done first; then twice as long, */
 #define LATE_NS 1000000 /* and so on up to this */
 
+static int without_gil(int (*wait)(void *self, uint64_t nanoseconds), void *self,
+                       uint64_t nanoseconds)
+{
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = wait(self, nanoseconds);
+    Py_END_ALLOW_THREADS
+    return rc;
+}
+
 /* Wait up to a slice, and call `meanwhile` now and then; *each: the time until the next call. */
 static int run_slice(PyObject *meanwhile, void *self, const struct hp_py_waits *how,
                      uint64_t slice, uint64_t *each)
 {
-    int rc = HP_PENDING;
     uint64_t now = hp_now();
-    for (const uint64_t end = now + slice; rc == HP_PENDING && now < end; now = hp_now()) {
-        const bool is_first = !meanwhile || *each == SOON_NS;
-        const uint64_t most = !meanwhile || end - now < *each ? end - now : *each;
-        Py_BEGIN_ALLOW_THREADS
-        rc = is_first ? how->run(self, most) : how->doze(self, most);
-        Py_END_ALLOW_THREADS
-        PyObject *const done =
-            meanwhile && rc == HP_PENDING ? PyObject_CallNoArgs(meanwhile) : Py_NewRef(Py_None);
+    for (const uint64_t end = now + slice; now < end; now = hp_now()) {
+        const uint64_t most = end - now < *each ? end - now : *each;
+        const int rc = without_gil(*each == SOON_NS ? how->run : how->doze, self, most);
+        if (rc != HP_PENDING)
+            return rc;
+        PyObject *const done = PyObject_CallNoArgs(meanwhile);
         if (!done)
             return -EINTR;
         Py_DECREF(done);
         *each = 2 * *each < LATE_NS ? 2 * *each : LATE_NS;
     }
-    return rc;
+    return HP_PENDING;
 }
 
 int hp_py_wait_long(const Node *node, void *self, const struct hp_py_waits *how,
@@ -37,7 +44,8 @@ int hp_py_wait_long(const Node *node, void *self, const struct hp_py_waits *how,
     for (const uint64_t end = now + nanoseconds; now < end; now = hp_now()) {
         const uint64_t slice = end - now < HP_PY_SLICE_NS ? end - now : HP_PY_SLICE_NS;
         const int lost = how->find_lost(self);
-        rc = run_slice(node->meanwhile, self, how, slice, &each);
+        rc = node->meanwhile ? run_slice(node->meanwhile, self, how, slice, &each)
+                             : without_gil(how->run, self, slice);
         if (rc != HP_PENDING)
             return rc;
         if (lost >= 0)

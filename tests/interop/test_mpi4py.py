@@ -3,6 +3,7 @@
 import array
 import pickle
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def both(plain, ours, verb, make, *args):
     results = []
     for comm in (plain, ours):
         given, taken, out = make()
-        call = lambda comm=comm, a=given, b=taken: getattr(comm, verb)(a, b, *args)  # noqa: E731
+        call = partial(getattr(comm, verb), given, taken, *args)
         used(ours, call) if comm is ours else call()
         results.append(out)
     assert results[0].tobytes() == results[1].tobytes(), (verb, args, results)

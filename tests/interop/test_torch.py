@@ -97,9 +97,9 @@ def test_ranks_on_several_machines_need_mpi(tmp_path):
     assert "UnsupportedError: hpcpar: without MPI all ranks must share the memory" in done.stderr
 
 
-def test_torchs_own_tests():
+def test_torchs_own_tests(tmp_path):
     pytest.importorskip("expecttest", reason="torch's suite needs it")
     script = str(HERE / "torch_suite.py")
-    said = started([sys.executable, "-m", "hpcpar", "run", "-n", "3", script])
+    said = started([sys.executable, "-m", "hpcpar", "run", "-n", "3", script, str(tmp_path)])
     passed = next(int(line.split()[0]) for line in said.splitlines() if line.endswith(" passed"))
     assert passed >= 25

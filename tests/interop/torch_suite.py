@@ -1,16 +1,17 @@
 """Some tests of torch's own suite of backends, as a rank of a job of 3: prints "N passed".
 
+    mpiexec -n 3 python torch_suite.py FOLDER
+
 Its tests start three processes each; here one job runs them all, one after the other. The names
 are those of `torch.testing._internal.distributed.distributed_test`.
 """
 
 import os
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 
-os.environ |= {"BACKEND": "hpcpar", "WORLD_SIZE": "3"}
+os.environ |= {"BACKEND": "hpcpar", "WORLD_SIZE": "3", "TEMP_DIR": sys.argv[1]}
 
 import torch
 import torch.distributed as dist
@@ -35,22 +36,10 @@ class Suite(TestDistBackend, DistributedTest._DistTestBase):
     """Its tests, on ranks that are there."""
 
 
-def make_room():
-    """Make the folders in which the suite's own barrier has its files; they go with rank 0."""
-    room = tempfile.TemporaryDirectory() if dist.get_rank() == 0 else None
-    where = [room and room.name]
-    dist.broadcast_object_list(where)
-    os.environ["TEMP_DIR"] = where[0]
-    if dist.get_rank() == 0:
-        for name in ("barrier", "test_dir", "init_dir"):
-            (Path(where[0]) / name).mkdir()
-    dist.barrier()
-    return room
-
-
 def main():
     dist.init_process_group("hpcpar")
-    room = make_room()  # noqa: F841
+    for name in ("barrier", "test_dir", "init_dir"):  # the suite's own barrier has files there
+        (Path(sys.argv[1]) / name).mkdir(exist_ok=True)
     for name in NAMES:
         test = Suite(f"test_{name}")
         test.rank = dist.get_rank()

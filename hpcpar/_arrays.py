@@ -46,6 +46,16 @@ _OVERLAP_WORK = 10_000  # candidate solutions to try before overlap is taken for
 _SCALARS = (bool, int, float, complex)
 
 
+def as_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Return the dtype of a name, also of "bfloat16", which NumPy alone does not know."""
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        dtype = ml_dtypes.bfloat16
+    found: np.dtype[Any] = np.dtype(dtype)
+    return found
+
+
 @lru_cache(256)  # NumPy builds the name anew each time, which takes microseconds
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Return the name of `dtype`, which leaves the byte order out."""

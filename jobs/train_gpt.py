@@ -312,12 +312,11 @@ class Job:
         trainer, config = self.trainer, self.config
         stopped = False
         while trainer.step < config.steps and not stopped:
-            began, waited = time.perf_counter(), trainer.ddp.stats().wait_seconds
+            began = time.perf_counter()
             loss, stopped = trainer.train_step(bool(stop))
             seconds = time.perf_counter() - began
-            waiting = trainer.ddp.stats().wait_seconds - waited
             tokens = config.batch * config.seq / seconds
-            report.step(trainer.step, loss, tokens, waiting / seconds)
+            report.step(trainer.step, loss, tokens, trainer.ddp.stats().last)
             if trainer.skipped:
                 report.note(f"step {trainer.step} skipped: its gradients are not finite")
             if _due(trainer.step, config.val_every) and trainer.step < config.steps:

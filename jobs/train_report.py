@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from hpcpar.parallel import StepTimes
+
 #: Set by ``hpcpar run`` on a terminal: ranks only see the launcher's pipe.
 COLUMNS = "HPCPAR_COLUMNS"
 
@@ -27,7 +29,7 @@ class Report(ABC):
     """Where rank 0 shows how the job goes; the other ranks show nothing."""
 
     @abstractmethod
-    def step(self, number: int, loss: float, tokens_per_second: float, wait_share: float) -> None:
+    def step(self, number: int, loss: float, tokens_per_second: float, times: StepTimes) -> None:
         """Show a finished step, counted from 1."""
 
     @abstractmethod
@@ -41,7 +43,7 @@ class Report(ABC):
 class Silence(Report):
     """For the other ranks."""
 
-    def step(self, number: int, loss: float, tokens_per_second: float, wait_share: float) -> None:
+    def step(self, number: int, loss: float, tokens_per_second: float, times: StepTimes) -> None:
         """Show nothing."""
 
     def note(self, text: str) -> None:
@@ -51,7 +53,7 @@ class Silence(Report):
 class Lines(Report):
     """One line per step, for files and pipes."""
 
-    def step(self, number: int, loss: float, tokens_per_second: float, wait_share: float) -> None:
+    def step(self, number: int, loss: float, tokens_per_second: float, times: StepTimes) -> None:
         """Print the step and the loss to 12 digits."""
         print(f"step {number} loss {loss:#.12g}", flush=True)
 
@@ -75,19 +77,22 @@ class Bar(Report):
             progress.BarColumn(),
             progress.TextColumn("loss {task.fields[loss]:.4f}"),
             progress.TextColumn("{task.fields[speed]:,.0f} tokens/s"),
-            progress.TextColumn("waiting {task.fields[wait]:.0%}"),
+            progress.TextColumn("{task.fields[times]}"),
             progress.TimeRemainingColumn(),
             console=terminal,
         )
         self._task = self._bar.add_task(
-            "train", total=total, completed=done, loss=float("nan"), speed=0.0, wait=0.0
+            "train", total=total, completed=done, loss=float("nan"), speed=0.0, times=""
         )
         self._bar.start()
 
-    def step(self, number: int, loss: float, tokens_per_second: float, wait_share: float) -> None:
+    def step(self, number: int, loss: float, tokens_per_second: float, times: StepTimes) -> None:
         """Move the bar."""
+        said = f"waiting {times.wait_share:.0%}"
+        if times.communicating:
+            said += f", {times.overlap:.0%} hidden, {times.busbw / 1e9:.1f} GB/s"
         self._bar.update(
-            self._task, completed=number, loss=loss, speed=tokens_per_second, wait=wait_share
+            self._task, completed=number, loss=loss, speed=tokens_per_second, times=said
         )
 
     def note(self, text: str) -> None:

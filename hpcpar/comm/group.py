@@ -12,11 +12,13 @@ from ..errors import ArgumentError
 from . import describe, objects, where
 from .backend import Backend
 from .broadcast_request import Broadcast
+from .home import Home
 from .message_requests import Message, Probe, Recv, Send, SendRecv
 from .move_requests import AllGather, AllToAll, Gather, Permute, Scatter
 from .reduce_requests import AllReduce, Barrier, Reduce, ReduceScatter, Scan
+from .reductions import Portion
 from .request import Request, View, check_rank
-from .runner import Home, Runner
+from .runner import Runner
 from .settings import Settings
 from .split import members_of, split_row
 
@@ -59,17 +61,15 @@ class Group:
         self._hot = (lambda *call: False) if self._runner is None else self._runner.hot.run
         self._uses = 1
 
-    # -- who and where ---------------------------------------------------------------------
-
     @property
     def recorder(self) -> Recorder:
         """The record of every operation of this rank."""
         return self._home.recorder
 
     @property
-    def slots(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Name and global ranks of each group of this rank, by its slot in the record."""
-        return self._home.slots
+    def home(self) -> Home:
+        """What all groups of this rank share."""
+        return self._home
 
     @property
     def settings(self) -> Settings:
@@ -237,7 +237,7 @@ class Group:
         x: Any,
         op: Any = "sum",
         *,
-        weight: float | None = None,
+        weight: float | Portion | None = None,
         out: Any = None,
         timeout: float | None = None,
         async_op: bool = False,

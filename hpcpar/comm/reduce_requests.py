@@ -15,7 +15,7 @@ from . import sizes as cuts
 from .agree import Header
 from .backend import Operation
 from .layout import block_shape
-from .reductions import Reduction, check_dtype, neutral, parse
+from .reductions import Portion, Reduction, check_dtype, neutral, parse
 from .request import Operand, Request, Steps, View, operands
 
 __all__ = ["AllReduce", "Barrier", "Reduce", "ReduceScatter", "Scan"]
@@ -131,6 +131,9 @@ def _joined(chosen: list[Operand], view: View) -> Array:
     return view.memory.pack_all([leaf.array for leaf in chosen])
 
 
+_MULTIPLIED = 1  # the length that a header carries where x is multiplied by its weight already
+
+
 class AllReduce(_TreeReduction):
     """Every rank gets the reduction over all ranks."""
 
@@ -140,31 +143,39 @@ class AllReduce(_TreeReduction):
     def __init__(self, view: View, x: Any, op: Any, weight: Any, out: Any) -> None:
         super().__init__(view, x, op, out)
         self.weighted = weight is not None
-        if self.weighted:
-            self.weight = _check_weight(weight, self.reduction)
+        self.portioned = isinstance(weight, Portion)
+        if weight is not None:
+            portion = weight if isinstance(weight, Portion) else Portion(weight)
+            self.weight = _check_weight(portion.weight, self.reduction)
+            self.length = _MULTIPLIED if portion.multiplied else -1
             self.exchanges = True
 
     def agreed(self) -> list[str]:
         """Name what every rank must pass alike."""
-        return [*super().agreed(), *(["weighted=yes"] if self.weighted else [])]
+        kind = "portion" if self.portioned else "yes"
+        return [*super().agreed(), *([f"weighted={kind}"] if self.weighted else [])]
 
     def objection(self, headers: Sequence[Header]) -> str | None:
         """Say what the headers break, the same on every rank."""
-        if self.weighted and math.fsum(h.weight for h in headers) == 0:
+        if self.weighted and not self.portioned and _total(headers) == 0:
             return "all_reduce: the weights of all ranks sum to 0, a weighted mean needs more"
         return None
 
     def factors(self, headers: Sequence[Header] | None) -> tuple[float, ...] | None:
         """Return each rank's factor."""
         if self.weighted and headers is not None:
-            return tuple(h.weight for h in headers)
+            return tuple(1.0 if h.length == _MULTIPLIED else h.weight for h in headers)
         return super().factors(headers)
 
     def divisor(self, headers: Sequence[Header] | None) -> float | None:
         """Return what sums are divided by."""
         if self.weighted and headers is not None:
-            return math.fsum(h.weight for h in headers)
+            return _total(headers) or 1.0
         return super().divisor(headers)
+
+
+def _total(headers: Sequence[Header]) -> float:
+    return math.fsum(h.weight for h in headers)
 
 
 def _check_weight(weight: Any, reduction: Reduction) -> float:

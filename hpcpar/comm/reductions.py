@@ -11,7 +11,7 @@ import numpy as np
 from .._core import reducible
 from ..errors import ArgumentError, UnsupportedError
 
-__all__ = ["OPS", "PremulSum", "Reduction", "neutral", "parse", "premul_sum"]
+__all__ = ["OPS", "Portion", "PremulSum", "Reduction", "neutral", "parse", "premul_sum"]
 
 OPS = ("sum", "mean", "prod", "min", "max", "band", "bor", "bxor")
 
@@ -21,6 +21,24 @@ class PremulSum:
     """A sum of ``factor * x`` over the ranks, multiplied before anything is added."""
 
     factor: float
+
+
+@dataclass(frozen=True)
+class Portion:
+    """A rank's weight where it may not multiply by it, and where all weights may be zero.
+
+    The mean with Portions as weights is zero if all weights are: ranks without any samples.
+
+    Parameters
+    ----------
+    weight : float
+        Finite, not negative.
+    multiplied : bool
+        x is a sum of products already, which only lacks the division by all ranks' weights.
+    """
+
+    weight: float
+    multiplied: bool = False
 
 
 def premul_sum(factor: float) -> PremulSum:

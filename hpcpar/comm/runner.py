@@ -12,73 +12,24 @@ from typing import Any, Literal
 import numpy as np
 
 from .._arrays import dtype_code
-from .._core import HotCall, Recorder
+from .._core import HotCall
 from ..errors import ArgumentError, CollectiveTimeout, GroupFailed, HpcparError, RankFailed
 from . import record, where
 from .agree import Header, different_sites, disagreement, mismatch
 from .backend import Backend, CrossedGroupsError, Operation
-from .frozen import ArrayLocks
-from .layout import Memory
-from .progress import Flow, Progress
+from .home import Home
+from .progress import Flow
 from .quick import Quick
 from .request import Request, Steps, View
-from .settings import Settings, check_timeout
+from .settings import check_timeout
 from .work import Work
 
-__all__ = ["Home", "Runner"]
+__all__ = ["Runner"]
 
 _log = logging.getLogger("hpcpar")
 _CHECKED_NBYTES = 65536
 _CHECKED_CALLS = 16
 _SIGNATURES = 4096
-
-
-class Home:
-    """What all groups of one rank share.
-
-    Attributes
-    ----------
-    recorder : Recorder
-    progress : Progress
-    settings : Settings
-    memory : Memory
-    hosts : tuple of str
-        Host of each global rank.
-    locks : ArrayLocks
-    slots : list of (str, tuple of int)
-        Name and global ranks of a group by record slot.
-    groups : dict
-        Open groups by global ranks.
-    """
-
-    def __init__(
-        self,
-        progress: Progress,
-        settings: Settings,
-        memory: Memory,
-        hosts: Sequence[str],
-        recorder: Recorder | None = None,
-    ) -> None:
-        self.recorder = Recorder(own=record.OWN) if recorder is None else recorder
-        self.locks = ArrayLocks()
-        self.progress = progress
-        self.settings = settings
-        self.memory = memory
-        self.hosts = tuple(hosts)
-        self.slots: list[tuple[str, tuple[int, ...]]] = []
-        self.groups: dict[tuple[int, ...], Any] = {}
-
-    def register(self, name: str, rank: int, ranks: tuple[int, ...]) -> int:
-        """Return the record slot of a group; a group made anew goes on in its old slot."""
-        if (name, ranks) in self.slots:
-            return self.slots.index((name, ranks))
-        slot = self.recorder.add_group(name, rank, len(ranks))
-        self.slots.append((name, ranks))
-        return slot
-
-    def last_operations(self, count: int = 8) -> str:
-        """Return the last records as lines."""
-        return record.describe_records(self.recorder.last(count), [n for n, _ in self.slots])
 
 
 class Runner:

@@ -22,9 +22,9 @@ from . import launch, tuning_file
 from .backend import Backend
 from .fake import FakeBackend
 from .group import Group, current_group
+from .home import Home
 from .layout import Memory, NoMemory
 from .progress import Bell, Progress
-from .runner import Home
 from .settings import Settings, check_timeout
 from .threads import MAX_RANKS, Seat, Shared, start_ranks
 from .tuning import Tuning

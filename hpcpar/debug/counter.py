@@ -50,7 +50,7 @@ class Wire:
     def rows(self) -> list[Row]:
         """One row per group and verb that were used."""
         rows = []
-        names = self._group.slots
+        names = self._group.home.slots
         for (slot, verb), now in (self._after or _read(self._group)).items():
             before = self._before.get((slot, verb), (0, 0, 0, 0))
             change = [a - b for a, b in zip(now, before, strict=True)]

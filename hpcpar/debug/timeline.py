@@ -71,7 +71,7 @@ def trace(path: str | PathLike[str], *, group: Group | None = None) -> int:
     mine = RankRecord(
         socket.gethostname(),
         time.monotonic_ns(),
-        [name for name, _ in group.slots],
+        [name for name, _ in group.home.slots],
         [list(entry) for entry in group.recorder.last(_CAPACITY)],
     )
     gathered = [RankRecord(*record) for record in group.all_gather_object(list(mine))]

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from .._arrays import Array, namespace
+from .._arrays import Array, as_dtype, namespace
 from ..errors import ArgumentError, UnsupportedError
 from .layer import Ctx, Fill, Layer, Params
 
@@ -88,11 +88,7 @@ def cast(params: Mapping[str, Array], dtype: npt.DTypeLike) -> dict[str, Array]:
 
 
 def _float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    if dtype == "bfloat16":
-        import ml_dtypes  # NumPy alone does not know the name
-
-        dtype = ml_dtypes.bfloat16
-    target: np.dtype[Any] = np.dtype(dtype)
+    target = as_dtype(dtype)
     if target.name not in _FLOATS:
         raise UnsupportedError(
             f"cast: dtype {target.name} is not one of {', '.join(_FLOATS)}. Choose one of these."

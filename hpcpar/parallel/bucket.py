@@ -13,7 +13,15 @@ import numpy as np
 from .._arrays import Array
 from ..errors import ArgumentError
 
-__all__ = ["BUCKET_NBYTES", "FIRST_BUCKET_NBYTES", "Bucket", "plan_buckets", "plan_memory"]
+__all__ = [
+    "BUCKET_NBYTES",
+    "FIRST_BUCKET_NBYTES",
+    "Bucket",
+    "Layouts",
+    "plan_buckets",
+    "plan_memory",
+    "plan_room",
+]
 
 _LINE = 64  # buckets begin apart, and aligned if their memory is
 
@@ -23,6 +31,7 @@ FIRST_BUCKET_NBYTES = 2**20
 BUCKET_NBYTES = 25 * 2**20
 
 Layouts: TypeAlias = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+_Kind: TypeAlias = tuple[np.dtype[Any], int]  # what one bucket may hold: a dtype, a group
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +44,14 @@ class Bucket:
         The one dtype of the buffer.
     names, shapes
         The members in the order in which they lie in the buffer.
+    group
+        Number of the group that reduces it.
     """
 
     dtype: np.dtype[Any]
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    group: int = 0
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -72,22 +84,26 @@ class Bucket:
 
 def plan_buckets(
     layouts: Layouts,
+    groups: Mapping[str, int] | None = None,
     *,
     first_cap: int = FIRST_BUCKET_NBYTES,
     cap: int = BUCKET_NBYTES,
 ) -> tuple[Bucket, ...]:
     """Cut parameters into buckets. Local and pure: the same on every rank with the same input.
 
-    Parameters are taken in reverse registration order, which is about the order in which a
-    backward pass finishes them. None is split; a bucket has one dtype and closes once it holds
+    Parameters are taken in reverse order, which is about the order in which a backward pass
+    finishes them. None is split; a bucket has one dtype and one group, and closes once it holds
     at least its cap.
 
     Parameters
     ----------
     layouts
-        Name to (shape, dtype), in registration order.
+        Name to (shape, dtype), the first to become ready last: in registration order, or in the
+        reverse of an order that was observed.
+    groups
+        Number of the group that reduces a parameter, where it is not 0.
     first_cap, cap
-        Bytes at which the first bucket of a dtype and the later ones close.
+        Bytes at which the first bucket of a dtype and group, and the later ones, close.
 
     Returns
     -------
@@ -114,20 +130,51 @@ def plan_buckets(
     for name, value in (("first_cap", first_cap), ("cap", cap)):
         if value < 1:
             raise ArgumentError(f"plan_buckets: {name} {value} must be at least 1 byte.")
+    order = list(reversed(list(layouts)))
     plan: list[Bucket] = []
-    members: dict[np.dtype[Any], list[str]] = {}
-    filled: dict[np.dtype[Any], int] = {}
-    limits: dict[np.dtype[Any], int] = {}
-    for name in reversed(list(layouts)):
-        shape, dtype = layouts[name]
-        members.setdefault(dtype, []).append(name)
-        filled[dtype] = filled.get(dtype, 0) + math.prod(shape) * dtype.itemsize
-        if filled[dtype] >= limits.get(dtype, first_cap):
-            plan.append(_bucket(layouts, dtype, members.pop(dtype)))
-            filled[dtype], limits[dtype] = 0, cap
-    plan += [_bucket(layouts, dtype, names) for dtype, names in members.items()]
-    last = {name: position for position, name in enumerate(reversed(list(layouts)))}
+    open_ones: dict[_Kind, list[str]] = {}
+    filled: dict[_Kind, int] = {}
+    limits: dict[_Kind, int] = {}
+    for name in order:
+        kind = _kind(name, layouts, groups)
+        open_ones.setdefault(kind, []).append(name)
+        filled[kind] = filled.get(kind, 0) + _nbytes(layouts[name])
+        if filled[kind] >= limits.get(kind, first_cap):
+            plan.append(_bucket(layouts, kind, open_ones.pop(kind)))
+            filled[kind], limits[kind] = 0, cap
+    plan += [_bucket(layouts, kind, names) for kind, names in open_ones.items()]
+    last = {name: position for position, name in enumerate(order)}
     return tuple(sorted(plan, key=lambda bucket: last[bucket.names[-1]]))
+
+
+def plan_room(
+    layouts: Layouts,
+    groups: Mapping[str, int] | None,
+    num_groups: int,
+    cap: int,
+    dtype: np.dtype[Any] | None = None,
+) -> list[int]:
+    """Return bytes per group that hold the buckets of these parameters in any order. Pure.
+
+    `dtype` is that of the buffers, where it is not the parameters' own.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> plan_room({"w": ((2, 3), np.dtype("float32"))}, None, 1, cap=100)
+    [88]
+    """
+    sums: dict[_Kind, list[int]] = {}
+    for name in layouts:
+        total = sums.setdefault(_kind(name, layouts, groups), [0, 0])
+        total[0] += _nbytes(layouts[name])
+        total[1] += 1
+    rooms = [0] * num_groups
+    for (own, group), (nbytes, members) in sums.items():
+        stored = nbytes // own.itemsize * (dtype or own).itemsize
+        # all but the first and the last bucket hold at least `cap`
+        rooms[group] += stored + _LINE * min(members, nbytes // cap + 2)
+    return rooms
 
 
 def plan_memory(buckets: Sequence[Bucket]) -> tuple[tuple[tuple[int, int], ...], int]:
@@ -149,5 +196,15 @@ def plan_memory(buckets: Sequence[Bucket]) -> tuple[tuple[tuple[int, int], ...],
     return tuple(spans), end
 
 
-def _bucket(layouts: Layouts, dtype: np.dtype[Any], names: list[str]) -> Bucket:
-    return Bucket(dtype, tuple(names), tuple(tuple(layouts[name][0]) for name in names))
+def _kind(name: str, layouts: Layouts, groups: Mapping[str, int] | None) -> _Kind:
+    return layouts[name][1], (groups or {}).get(name, 0)
+
+
+def _nbytes(layout: tuple[tuple[int, ...], np.dtype[Any]]) -> int:
+    shape, dtype = layout
+    return math.prod(shape) * dtype.itemsize
+
+
+def _bucket(layouts: Layouts, kind: _Kind, names: list[str]) -> Bucket:
+    dtype, group = kind
+    return Bucket(dtype, tuple(names), tuple(tuple(layouts[n][0]) for n in names), group)

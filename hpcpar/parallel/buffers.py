@@ -2,21 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from .._arrays import Array
 from ..comm.group import Group
 from ..comm.symmetric import zeros_for_all
-from .bucket import Bucket, plan_memory
+from .bucket import Bucket, Layouts, plan_buckets, plan_memory, plan_room
 
-__all__ = ["make_buffers"]
+__all__ = ["Buffers", "Layout", "Planner", "chunks"]
+
+_CHUNK = 25 * 2**20  # bytes that are packed and sent together
 
 
-def make_buffers(buckets: Sequence[Bucket], group: Group) -> list[Array]:
-    """Return a flat buffer of zeros for each bucket, all in one block. Collective over `group`."""
-    spans, nbytes = plan_memory(buckets)
-    memory = zeros_for_all(nbytes, group)
-    return [
-        memory[begin:end].view(bucket.dtype)
-        for bucket, (begin, end) in zip(buckets, spans, strict=True)
-    ]
+@dataclass(frozen=True)
+class Planner:
+    """What a plan of buckets follows from; pure.
+
+    Attributes
+    ----------
+    layouts
+        Name to (shape, dtype of the gradient), in registration order.
+    groups
+        Number of the group that reduces a parameter, where it is not 0.
+    first_cap, cap
+        Bytes at which buckets close.
+    """
+
+    layouts: Layouts
+    groups: Mapping[str, int]
+    first_cap: int
+    cap: int
+
+    def plan(self, ready: Sequence[str] | None = None) -> tuple[Bucket, ...]:
+        """Return the buckets, for the order `ready` in which gradients were seen to arrive."""
+        order = list(self.layouts) if ready is None else list(reversed(ready))
+        layouts = {name: self.layouts[name] for name in order}
+        return plan_buckets(layouts, self.groups, first_cap=self.first_cap, cap=self.cap)
+
+    def room(self, num_groups: int, dtype: np.dtype[Any] | None) -> list[int]:
+        """Return bytes per group that hold the buckets of any order."""
+        return plan_room(self.layouts, self.groups, num_groups, self.cap, dtype)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Buckets and where they lie.
+
+    Attributes
+    ----------
+    buckets
+        In launch order.
+    flats
+        The buffer of each.
+    """
+
+    buckets: tuple[Bucket, ...]
+    flats: tuple[Array, ...] = field(repr=False)
+
+    @cached_property
+    def views(self) -> dict[str, Array]:
+        """Every gradient by name, as a view of its bucket's buffer."""
+        found: dict[str, Array] = {}
+        for bucket, flat in zip(self.buckets, self.flats, strict=True):
+            found.update(bucket.views(flat))
+        return found
+
+    @cached_property
+    def bucket_of(self) -> Mapping[str, int]:
+        """Index of the bucket of each gradient."""
+        return {name: i for i, bucket in enumerate(self.buckets) for name in bucket.names}
+
+
+class Buffers:
+    """Memory for the buckets of any plan of the same parameters. Collective over each group.
+
+    Parameters
+    ----------
+    planner
+        The parameters.
+    groups
+        The groups that reduce them, as the planner numbers them.
+    dtype
+        Of all buffers; None: the planner's.
+    """
+
+    def __init__(
+        self, planner: Planner, groups: Sequence[Group], dtype: np.dtype[Any] | None = None
+    ) -> None:
+        self._planner, self._groups, self._dtype = planner, groups, dtype
+        rooms = planner.room(len(groups), dtype)
+        pairs = zip(rooms, groups, strict=True)
+        self._memory = [zeros_for_all(room, group) for room, group in pairs]
+
+    def companion(self, dtype: np.dtype[Any]) -> Buffers:
+        """Return memory for the same buckets in another dtype. Collective over each group."""
+        return Buffers(self._planner, self._groups, dtype)
+
+    def lay_out(self, buckets: Sequence[Bucket]) -> Layout:
+        """Return the buckets' buffers, over what lay there before. Local."""
+        stored = [replace(b, dtype=self._dtype or b.dtype) for b in buckets]
+        flats = {}
+        for number, memory in enumerate(self._memory):
+            members = [i for i, bucket in enumerate(stored) if bucket.group == number]
+            spans, _ = plan_memory([stored[i] for i in members])
+            for i, (begin, end) in zip(members, spans, strict=True):
+                flats[i] = memory[begin:end].view(stored[i].dtype)
+        return Layout(tuple(stored), tuple(flats[i] for i in range(len(stored))))
+
+
+def chunks(arrays: Sequence[Array]) -> Iterator[list[Any]]:
+    """Yield lists of arrays that are worth one operation each."""
+    chunk: list[Array] = []
+    for array in arrays:
+        chunk.append(array)
+        if sum(a.nbytes for a in chunk) >= _CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

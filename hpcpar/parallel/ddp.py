@@ -3,56 +3,29 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, TypeVar
+from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from .._arrays import Array
+from .._arrays import Array, as_dtype
 from .._core import reducible
 from ..comm.attach import as_group
 from ..comm.group import Group
-from ..comm.work import Work
-from ..errors import ArgumentError, HpcparError, MismatchError, RankFailed
-from ..nn.layer import Fill
-from .bucket import BUCKET_NBYTES, FIRST_BUCKET_NBYTES, plan_buckets
-from .buffers import make_buffers
+from ..errors import ArgumentError
+from .bucket import BUCKET_NBYTES, FIRST_BUCKET_NBYTES, Bucket, plan_buckets
+from .buffers import Planner
+from .hooks import CommHook, State
 from .identity import agree_on_names, describe_params
+from .join import Join
+from .replica import Replica, Unused
+from .stats import Stats
+from .step import OnBucket, Step
 
-__all__ = ["DDP", "Stats", "Step"]
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """What the synchronised steps of a `DDP` cost on this rank.
-
-    Attributes
-    ----------
-    bucket_nbytes
-        Bytes of each bucket, in launch order.
-    steps
-        Synchronised steps so far.
-    wait_seconds
-        Time spent at the end of steps waiting for reductions to end.
-    step_seconds
-        Time spent inside all step blocks.
-    """
-
-    bucket_nbytes: tuple[int, ...]
-    steps: int
-    wait_seconds: float
-    step_seconds: float
-
-    @property
-    def wait_share(self) -> float:
-        """Waiting as a share of the time in step blocks, 0 to 1."""
-        return self.wait_seconds / self.step_seconds if self.step_seconds else 0.0
+__all__ = ["DDP"]
 
 
 class DDP:
@@ -61,7 +34,8 @@ class DDP:
     Each step averages the gradients of all ranks. They are computed straight into the buckets
     that travel, so there is no second copy; a bucket is sent as soon as it and all buckets
     before it are full, while the backward pass goes on. Gradients may become ready in another
-    order on each rank; buckets leave in the same order on all.
+    order on each rank; buckets leave in the same order on all. After the first step buckets are
+    filled in the order that rank 0 has seen.
 
     Parameters
     ----------
@@ -70,7 +44,29 @@ class DDP:
         (their order may differ: rank 0's counts). Frozen parameters are those not in it. An
         array under two names is tied: it is one parameter under its first name.
     group
-        Ranks that hold copies; None is the current group.
+        Ranks that hold copies; None is the current group. With context parallelism these are
+        all ranks of data times context parallel.
+    groups
+        Patterns of names to smaller groups, for parameters that only some ranks share (experts):
+        the sum over that group is still divided by the size of `group`, or by its weights.
+    buffers
+        Name to array: what is no parameter but must be alike, as running means. Rank 0's
+        overwrite the others' at the beginning and before each synchronised step.
+    grad_dtype
+        Dtype of all gradients and their buckets, as "float32" for bfloat16 parameters: micro-steps
+        add up and ranks are summed in it. Buckets then take its bytes per element: twice the
+        parameters' here. None: each parameter's own.
+    unused
+        What a parameter is that got no gradient. "error": a mistake, named on all ranks as the
+        block ends. "zero": its gradient is zero here. "skip": the same, and if no rank has a
+        gradient it is not in `grads`.
+    static
+        Whether every step uses the same parameters equally often: then a parameter may be reported
+        several times in a step (reused layers, recomputation), and adds up; buckets of the first
+        step wait for its end.
+    hooks
+        What compresses gradients: `Cast`, `Int8`, `TopK`, `PowerSGD`, `LocalSGD` or your own
+        `CommHook`, in the order in which they work.
     first_bucket_nbytes, bucket_nbytes
         Size at which the first and the later buckets close.
     broadcast
@@ -83,18 +79,16 @@ class DDP:
     params
         Name to array without the second names of tied parameters, in rank 0's order: what the
         optimizer takes.
-    buckets
-        The plan, in launch order.
-    grads
-        The averaged gradients of the last synchronised step, as views of the buckets, valid
-        until the next step begins. Empty before the first step and after one that failed.
+    hooks
+        The chain.
 
     Raises
     ------
     ArgumentError
-        A parameter that is no writable array of a dtype with a mean; a size below 1 byte.
+        A parameter that is no writable array of a dtype with a mean; a size below 1 byte; a
+        pattern that fits no name, a group without this rank.
     MismatchError
-        The ranks differ in names, shapes, dtypes, ties or bucket sizes; raised on all of them.
+        The ranks differ in names, shapes, dtypes, ties, bucket sizes or options; raised on all.
 
     References
     ----------
@@ -120,34 +114,69 @@ class DDP:
         params: Mapping[str, Array],
         *,
         group: Group | None = None,
+        groups: Mapping[str, Group] | None = None,
+        buffers: Mapping[str, Array] | None = None,
+        grad_dtype: npt.DTypeLike | None = None,
+        unused: Unused = "error",
+        static: bool = False,
+        hooks: Sequence[CommHook] = (),
         first_bucket_nbytes: int = FIRST_BUCKET_NBYTES,
         bucket_nbytes: int = BUCKET_NBYTES,
         broadcast: bool = True,
     ) -> None:
         self.group = as_group(group)
-        _check_params(params)
+        self.hooks = tuple(hooks)
+        if unused not in ("error", "zero", "skip"):
+            raise ArgumentError(f"DDP: unused {unused!r} must be 'error', 'zero' or 'skip'.")
+        kept, own = dict(buffers or {}), dict(groups or {})
+        dtype = None if grad_dtype is None else as_dtype(grad_dtype)
+        check_params(params, dtype)
+        check_buffers(kept)
+        check_hooks(self.hooks, own)
         caps = {"first_cap": first_bucket_nbytes, "cap": bucket_nbytes}
-        plan_buckets({}, **caps)  # refuses bad sizes before any traffic
-        order = agree_on_names("DDP", describe_params(params, caps), self.group)
+        plan_buckets({}, None, **caps)  # refuses bad sizes before any traffic
+        numbers = number_groups(params, own, self.group)
+        options = {
+            "first_bucket_nbytes, bucket_nbytes": str(tuple(caps.values())),
+            "grad_dtype": str(dtype),
+            "unused, static": f"{unused}, {static}",
+            "hooks": repr(list(hooks)),
+            "groups": repr({n: list(own)[k - 1] for n, k in sorted(numbers.items())}),
+        }
+        described = describe_params(params) | describe_params(kept, "buffer ")
+        order = agree_on_names("DDP", described | options, self.group)
         params = {name: params[name] for name in order if name in params}
-        self._first_names = _first_names(params)
-        self.params = {n: p for n, p in params.items() if self._first_names[n] == n}
-        layouts = {n: (p.shape, p.dtype.newbyteorder("=")) for n, p in self.params.items()}
-        self.buckets = plan_buckets(layouts, **caps)
-        self.grads: dict[str, Array] = {}
-        self._bucket_of = {n: i for i, bucket in enumerate(self.buckets) for n in bucket.names}
-        self._flats = make_buffers(self.buckets, self.group)
-        self._views: dict[str, Array] = {}
-        for bucket, flat in zip(self.buckets, self._flats, strict=True):
-            self._views.update(bucket.views(flat))
-        self._window = _Window()
-        self._syncing = True
-        self._open: Step | None = None
-        self._steps, self._wait_seconds, self._step_seconds = 0, 0.0, 0.0
+        first_names = find_first_names(params)
+        trained = {n: p for n, p in params.items() if first_names[n] == n}
+        layouts = {n: (p.shape, dtype or p.dtype.newbyteorder("=")) for n, p in trained.items()}
+        self._replica = Replica(
+            trained,
+            first_names,
+            [self.group, *own.values()],
+            Planner(layouts, numbers, **caps),
+            self.hooks,
+            unused=unused,
+            static=static,
+            buffers=kept,
+        )
+        self.params = self._replica.params
         if broadcast:
-            self._broadcast()
+            self._replica.broadcast_params()
 
-    def step(self, weight: float | None = None) -> Step:
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The plan, in launch order."""
+        return self._replica.layout.buckets
+
+    @property
+    def grads(self) -> dict[str, Array]:
+        """The averaged gradients of the last synchronised step, as views of the buckets.
+
+        Valid until the next step begins. Empty before the first step and after one that failed.
+        """
+        return self._replica.grads
+
+    def step(self, weight: float | None = None, *, on_bucket: OnBucket | None = None) -> Step:
         """Return the context of one forward and backward pass. Collective over the group.
 
         Its `on_grad` goes to ``Layer.backward``. Leaving the block waits for the reductions and
@@ -160,6 +189,10 @@ class DDP:
             this rank's tokens: every gradient is the mean over ranks and micro-steps weighted
             by it, ``sum(w * g) / sum(w)``, and zero if all weights are zero. A rank with weight
             0 need not have finite gradients; they are not computed.
+        on_bucket
+            Called at the end of a synchronised step with the averaged gradients of each bucket,
+            by name, as soon as they are there, while the others are still on their way: to update
+            their parameters. Not called in a step that failed on some rank.
 
         Raises
         ------
@@ -178,12 +211,12 @@ class DDP:
         all ranks learn of it when they leave theirs. If the ranks are not even in the same
         call, or the exception is no `Exception` (Ctrl-C), the group is aborted.
 
-        The products ``w * g`` travel in the gradients' dtype: those of float16 must stay below
-        65504, or the result is inf.
+        Micro-steps add up ``w * g`` in the gradients' dtype: in float16 these must stay below
+        65504, or the result is inf. A single step is weighted where it is reduced, in float32.
         """
         if weight is not None and not 0 <= weight < math.inf:
             raise ArgumentError(f"ddp.step: weight {weight} must be a finite number >= 0.")
-        return Step(self, weight)
+        return Step(self._replica, weight, on_bucket)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -196,296 +229,155 @@ class DDP:
         --------
         ``with ddp.no_sync(), ddp.step() as step: model.backward(..., step.on_grad)``
         """
-        before, self._syncing = self._syncing, False
+        before, self._replica.syncing = self._replica.syncing, False
         try:
             yield
         finally:
-            self._syncing = before
+            self._replica.syncing = before
+
+    def join(self, *, divide_by_initial_world_size: bool = True) -> Join:
+        """Return the context in which ranks may take different numbers of steps. Collective.
+
+        A rank that has left the block takes part in the steps of the others, without gradients
+        and with weight 0, until all have left it. Then all ranks get the parameters and buffers of
+        one that had data longest; its rank is the block's `last`. State of an optimizer is not
+        sent: ``group.broadcast_object(state, root=join.last)`` if it is needed.
+
+        Parameters
+        ----------
+        divide_by_initial_world_size
+            Whether steps without weights still divide by the size of the group; otherwise by the
+            number of ranks that have data.
+
+        Raises
+        ------
+        MismatchError
+            A rank called another collective on the group while some rank had no data; on all
+            ranks, with advice. The group is aborted.
+        RankFailed
+            Another rank's block ended with an exception.
+
+        Notes
+        -----
+        Each synchronised step in the block begins with one byte from every rank to every other.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from hpcpar.testing import run_ranks
+        >>> def body(group):
+        ...     ddp = DDP({"w": np.zeros(1)}, group=group)
+        ...     with ddp.join() as join:
+        ...         for _ in range(1 + group.rank):
+        ...             with ddp.step(weight=2) as step:
+        ...                 step.put("w", np.array([1.0 + group.rank]))
+        ...             ddp.params["w"] -= ddp.grads["w"]
+        ...     return ddp.params["w"].tolist(), join.shadowed, join.last
+        >>> run_ranks(2, body)
+        [([-3.5], 1, 1), ([-3.5], 0, 1)]
+        """
+        return Join(self._replica, divide_by_initial_world_size)
 
     def stats(self) -> Stats:
-        """Return bytes per bucket and the time waited so far. Local."""
+        """Return bytes per bucket, and where the time of synchronised steps went. Local."""
+        replica = self._replica
         sizes = tuple(bucket.nbytes for bucket in self.buckets)
-        return Stats(sizes, self._steps, self._wait_seconds, self._step_seconds)
+        return Stats(sizes, replica.steps, replica.last, replica.total)
 
-    def _broadcast(self) -> None:
-        """Send rank 0's parameters through the gradient buckets: few large messages."""
-        for bucket, flat in zip(self.buckets, self._flats, strict=True):
-            for name in bucket.names:
-                self._views[name][...] = self.params[name]
-            self.group.broadcast(flat, out=flat)
-            for name in bucket.names:
-                self.params[name][...] = self._views[name]
+    def state_dict(self) -> State:
+        """Return what a restarted run needs to go on alike. Collective over the group.
 
+        The number of steps, the order of the buckets, and the hooks' state: what they did not send
+        yet is gathered from all ranks, so that it takes as many times its bytes.
+        """
+        replica = self._replica
+        state: State = {"steps": replica.steps}
+        if replica.order is not None:
+            state["order"] = "\n".join(replica.order)
+        for number, hook in enumerate(self.hooks):
+            state |= {f"hooks.{number}.{key}": leaf for key, leaf in hook.state_dict().items()}
+        return state
 
-class _Window:
-    """What has been added up since the last synchronised step."""
-
-    def __init__(self) -> None:
-        self.touched: set[str] = set()
-        self.weights: list[float | None] = []
-        self.error: str | None = None  # a micro-step that failed and left partial sums
-
-    @property
-    def weight(self) -> float:
-        """Sum over the micro-steps."""
-        return sum(weight or 0.0 for weight in self.weights)
-
-
-class Step:
-    """One forward and backward pass under a `DDP`; made by `DDP.step`.
-
-    Attributes
-    ----------
-    grads
-        The averaged gradients, once a synchronised block has ended without error.
-    """
-
-    def __init__(self, ddp: DDP, weight: float | None) -> None:
-        self.grads: dict[str, Array] = {}
-        self._ddp = ddp
-        self._weight = weight
-        self._sync = ddp._syncing
-        self._ready: set[str] = set()
-        self._pending = [len(bucket.names) for bucket in ddp.buckets]
-        self._works: list[Work] = []
-        self._began = 0.0
-
-    def __enter__(self) -> Step:
-        ddp = self._ddp
-        if ddp._open is not None:
-            raise ArgumentError("ddp.step: a step is open already. Leave its block first.")
-        if any((self._weight is None) is not (w is None) for w in ddp._window.weights):
-            raise ArgumentError(
-                f"ddp.step: weight {self._weight} must be given in all micro-steps or in none."
-            )
-        ddp._open = self
-        ddp.grads = {}
-        ddp._window.weights.append(self._weight)
-        self._began = time.perf_counter()
-        return self
-
-    def on_grad(self, name: str, fill: Fill) -> None:
-        """Take the gradient of `name` from `fill`, into its bucket. Local, does not wait.
-
-        A name that is not in the parameters is frozen: `fill` is not called.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned, also on another number of ranks. Collective.
 
         Raises
         ------
         ArgumentError
-            `name` was reported before in this step, or outside the block; the other ranks raise
-            when they leave their block.
+            The state is that of other parameters or hooks.
         """
-        first = self._ddp._first_names.get(name)
-        if first is None:
-            return
-        if self._ddp._open is not self:
-            raise ArgumentError(f"ddp.step: gradient {name!r} was reported outside its block.")
-        if first in self._ready:
-            raise ArgumentError(
-                f"ddp.step: gradient {name!r} was reported twice in one step"
-                f" {self._ddp.group.here()}. Report each once; accumulate with ddp.no_sync()."
+        replica = self._replica
+        order = state["order"].split("\n") if "order" in state else None
+        if order is not None and sorted(order) != sorted(self.params):
+            raise ArgumentError("ddp.load_state_dict: the state is that of other parameters.")
+        for number, hook in enumerate(self.hooks):
+            start = f"hooks.{number}."
+            hook.load_state_dict(
+                {k.removeprefix(start): leaf for k, leaf in state.items() if k.startswith(start)}
             )
-        self._take(first, fill)
-        self._ready.add(first)
-        self._pending[self._ddp._bucket_of[first]] -= 1
-        if self._sync:
-            self._launch()
-
-    def put(self, name: str, grad: Array) -> None:
-        """Take an array as the gradient of `name`; as `on_grad`, for gradients made elsewhere.
-
-        Raises
-        ------
-        ArgumentError
-            A shape that is not the parameter's, or as `on_grad`.
-        """
-        first = self._ddp._first_names.get(name)
-        if first is not None and np.shape(grad) != self._ddp.params[first].shape:
-            raise ArgumentError(
-                f"ddp.step: gradient {name!r} has shape {np.shape(grad)}, must be "
-                f"{self._ddp.params[first].shape} {self._ddp.group.here()}."
-            )
-        self.on_grad(name, _copier(grad))
-
-    def _take(self, name: str, fill: Fill) -> None:
-        """Put the weighted gradient into the view, onto earlier micro-steps' if there are any."""
-        view, weight = self._ddp._views[name], self._weight
-        add = name in self._ddp._window.touched
-        self._ddp._window.touched.add(name)
-        if weight == 0:
-            if not add:
-                view[...] = 0
-        elif weight is None:
-            fill(out=view, add=add)
-        elif add:
-            view += _scale(fill(), weight)
-        else:
-            _scale(fill(out=view), weight)
-
-    def _launch(self) -> None:
-        """Start the reduction of every full bucket whose predecessors were started."""
-        ddp = self._ddp
-        while len(self._works) < len(ddp.buckets) and self._pending[len(self._works)] == 0:
-            flat = ddp._flats[len(self._works)]
-            self._works.append(ddp.group.all_reduce(flat, "mean", out=flat, async_op=True))
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> Literal[False]:
-        ddp = self._ddp
-        ddp._open = None
-        try:
-            if exc is not None and not isinstance(exc, Exception):
-                self._abort(exc)
-            elif not self._sync:
-                if exc is not None:
-                    ddp._window.error = f"{type(exc).__name__}: {exc}"
-            elif exc is None:
-                self._synchronise()
-            else:
-                self._withdraw(exc)
-        finally:
-            ddp._step_seconds += time.perf_counter() - self._began
-        return False
-
-    def _synchronise(self) -> None:
-        """End a block that went well here; raise if another rank's did not."""
-        ddp, window = self._ddp, self._ddp._window
-        began = time.perf_counter()
-        missing = [name for name in ddp.params if name not in window.touched]
-        error = window.error or (f"missing gradients: {', '.join(missing)}" if missing else None)
-        total = self._complete(error)
-        if self._weight is not None and total:  # all weights zero: all gradients are zero
-            for flat in ddp._flats:
-                _scale(flat, total / ddp.group.size, np.divide)
-        ddp.grads = self.grads = dict(ddp._views)
-        ddp._steps += 1
-        ddp._wait_seconds += time.perf_counter() - began
-
-    def _withdraw(self, exc: Exception) -> None:
-        """End a block that failed here, so that the other ranks neither hang nor go on."""
-        if self._ddp.group.state != "ok":
-            self._disown()
-            return
-        kind = "" if isinstance(exc, ArgumentError) else f"{type(exc).__name__}: "
-        try:
-            self._complete(f"{kind}{exc}", own=exc)
-        except HpcparError as other:
-            exc.add_note(f"The group was aborted, the step could not be ended: {other}")
-
-    def _complete(self, error: str | None, own: Exception | None = None) -> float:
-        """Launch what is left, wait, agree on the outcome; return the sum of all weights.
-
-        A rank that failed agrees before it waits: the others may be in a blocking verb, which
-        then shows as a mismatch, where waiting for their buckets would never end.
-        """
-        ddp, window = self._ddp, self._ddp._window
-        ddp._window = _Window()
-        for name in ddp.params.keys() - window.touched:
-            ddp._views[name][...] = 0  # nothing of an earlier step may travel
-        self._pending = [0] * len(ddp.buckets)
-        try:
-            self._regardless(self._launch)
-            lost = self._wait() if own is None else None
-            text = f"{error or lost}" if error or lost else None
-            weighted = self._weight is not None
-            report = np.array([window.weight, weighted, text is not None], np.float64)
-            total, given, failed = self._regardless(lambda: ddp.group.all_reduce(report, "sum"))
-            self._wait()
-            reports = ddp.group.all_gather_object([text, _is_mistake(own)]) if failed else []
-        except HpcparError as exc:
-            self._abort(exc)
-            raise
-        if failed and own is None:
-            raise lost or _explanation(reports, ddp.group)
-        if own is None and 0 < given < ddp.group.size:
-            raise MismatchError(
-                f"ddp.step: ranks disagree on weight: {int(given)} of {ddp.group.size} gave one"
-                f" {ddp.group.here()}. Give it on all ranks or on none. No gradients were set."
-            )
-        return float(total)
-
-    def _abort(self, exc: BaseException) -> None:
-        """Give up for all ranks."""
-        self._ddp.group.abort(exc)
-        self._disown()
-
-    def _disown(self) -> None:
-        """Let nobody hear of the reductions on their way: the group has failed, and says why."""
-        for work in self._works:
-            work.on_done(Work.exception)
-
-    def _wait(self) -> Exception | None:
-        """Wait for all launched reductions; return the first error."""
-        errors = []
-        for work in self._works:
-            try:
-                work.wait()
-            except MismatchError as exc:  # the ranks agree on it, and the group works on
-                errors.append(exc)
-        return errors[0] if errors else None
-
-    def _regardless(self, call: Callable[[], _T]) -> _T:
-        """Return ``call()``; not kept from it by errors of reductions that nobody saw yet."""
-        while True:
-            try:
-                return call()
-            except MismatchError as exc:
-                if not any(work.done() and work.exception() is exc for work in self._works):
-                    raise
+        replica.steps = int(state["steps"])
+        if order is not None:
+            replica.follow(order)
 
 
-def _is_mistake(own: Exception | None) -> bool:
-    return own is None or isinstance(own, ArgumentError)
-
-
-def _explanation(reports: Sequence[Any], group: Group) -> Exception:
-    """Return the error that the ranks without an exception of their own raise alike."""
-    texts = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(reports) if text]
-    message = f"ddp.step: {'; '.join(texts)} {group.here()}. No gradients were set."
-    return ArgumentError(message) if all(kind for _, kind in reports) else RankFailed(message)
-
-
-def _scale(x: Array, factor: float, by: np.ufunc = np.multiply) -> Array:
-    """Scale `x` in place; in float32 where the dtype has fewer bits than the factor."""
-    if x.dtype.itemsize > 2:
-        by(x, factor, out=x)
-    else:
-        x[...] = by(x.astype(np.float32), factor)
-    return x
-
-
-def _copier(grad: Array) -> Fill:
-    def fill(out: Array | None = None, add: bool = False) -> Array:
-        """Copy or add the array."""
-        if out is None:
-            return np.array(grad)
-        if add:
-            out += grad
-        else:
-            out[...] = grad
-        return out
-
-    return fill
-
-
-def _check_params(params: Mapping[str, Array]) -> None:
+def check_params(params: Mapping[str, Array], dtype: np.dtype[Any] | None) -> None:
+    """Raise ArgumentError for what cannot be trained."""
     for name, array in params.items():
-        if not isinstance(array, np.ndarray):
-            raise ArgumentError(f"DDP: parameter {name!r} is a {type(array)}, must be an array.")
+        _check_array("parameter", name, array)
         if not reducible(array.dtype, "mean"):
             raise ArgumentError(
                 f"DDP: parameter {name!r} has dtype {array.dtype}, which has no mean. "
                 "Leave it out: it cannot be trained."
             )
-        if not array.flags.writeable:
-            raise ArgumentError(f"DDP: parameter {name!r} is read-only. Pass a writable copy.")
+        if dtype is not None and (dtype.kind == "c") != (array.dtype.kind == "c"):
+            raise ArgumentError(
+                f"DDP: grad_dtype {dtype} does not go with parameter {name!r} of {array.dtype}."
+            )
+    if dtype is not None and not reducible(dtype, "mean"):
+        raise ArgumentError(f"DDP: grad_dtype {dtype} has no mean. Choose a float dtype.")
 
 
-def _first_names(params: Mapping[str, Array]) -> dict[str, str]:
+def check_hooks(hooks: Sequence[CommHook], groups: Mapping[str, Group]) -> None:
+    """Raise ArgumentError for what does not go together."""
+    if any(hook.stays_local for hook in hooks):
+        others = [hook for hook in hooks if not hook.is_linear]
+        if others or groups:
+            what = repr(others[0]) if others else "groups"
+            raise ArgumentError(f"DDP: {what} does not go with hooks that reduce nothing: {hooks}.")
+
+
+def check_buffers(buffers: Mapping[str, Array]) -> None:
+    """Raise ArgumentError for what cannot be overwritten."""
+    for name, array in buffers.items():
+        _check_array("buffer", name, array)
+
+
+def _check_array(kind: str, name: str, array: Array) -> None:
+    if not isinstance(array, np.ndarray):
+        raise ArgumentError(f"DDP: {kind} {name!r} is a {type(array)}, must be an array.")
+    if not array.flags.writeable:
+        raise ArgumentError(f"DDP: {kind} {name!r} is read-only. Pass a writable copy.")
+
+
+def number_groups(
+    params: Mapping[str, Array], groups: Mapping[str, Group], whole: Group
+) -> dict[str, int]:
+    """Return the number, from 1, of the group of each parameter that a pattern fits."""
+    numbers: dict[str, int] = {}
+    for number, (pattern, group) in enumerate(groups.items(), 1):
+        fitting = [name for name in params if fnmatchcase(name, pattern)]
+        if not fitting:
+            raise ArgumentError(f"DDP: groups has {pattern!r}, which fits no parameter.")
+        if group.rank < 0 or not set(group.ranks) <= set(whole.ranks):
+            raise ArgumentError(
+                f"DDP: the group for {pattern!r} must hold this rank, and only ranks of the DDP's "
+                f"{whole.here()}."
+            )
+        numbers |= {name: number for name in fitting if name not in numbers}
+    return numbers
+
+
+def find_first_names(params: Mapping[str, Array]) -> dict[str, str]:
     """Map every name to the first one of the same array."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(array), name) for name, array in params.items()}

@@ -56,15 +56,15 @@ def _difference(verb: str, described: Mapping[str, str], group: Group) -> str:
     return disagreement(headers) or f"{verb}: ranks disagree"
 
 
-def describe_params(params: Mapping[str, Array], caps: Mapping[str, int]) -> dict[str, str]:
+def describe_params(params: Mapping[str, Array], prefix: str = "") -> dict[str, str]:
     """Say what must be equal on all ranks, in any order. Local.
 
     Parameters
     ----------
     params
         Arrays by name; a tie, one array of several names, is named by all of them.
-    caps
-        Most bytes of the first bucket and of the others.
+    prefix
+        Of the names in what is returned.
     """
     names_of: dict[int, list[str]] = {}
     for name, array in params.items():
@@ -73,5 +73,5 @@ def describe_params(params: Mapping[str, Array], caps: Mapping[str, int]) -> dic
     for name, array in params.items():
         ties = sorted(set(names_of[id(array)]) - {name})
         tied = f" tied to {', '.join(ties)}" if ties else ""
-        described[name] = f"{array.dtype.name}{array.shape}{tied}"
-    return described | {"first_bucket_nbytes, bucket_nbytes": str(tuple(caps.values()))}
+        described[prefix + name] = f"{array.dtype.name}{array.shape}{tied}"
+    return described

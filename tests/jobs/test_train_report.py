@@ -9,6 +9,10 @@ import time
 
 import pytest
 
+from hpcpar.parallel import StepTimes
+
+TIMES = StepTimes(seconds=0.4, waiting=0.1, communicating=0.2, sent=10**9)
+
 
 @pytest.fixture
 def report(train_gpt):
@@ -17,7 +21,7 @@ def report(train_gpt):
 
 def test_other_ranks_show_nothing(report, capsys):
     silent = report.make_report(1, 0, 10)
-    silent.step(1, 2.5, 100.0, 0.5)
+    silent.step(1, 2.5, 100.0, TIMES)
     silent.note("hello")
     silent.close()
     assert capsys.readouterr() == ("", "")
@@ -25,7 +29,7 @@ def test_other_ranks_show_nothing(report, capsys):
 
 def test_lines_where_there_is_no_terminal(report, capsys):
     lines = report.make_report(0, 0, 10)
-    lines.step(3, 2.5, 100.0, 0.5)
+    lines.step(3, 2.5, 100.0, TIMES)
     lines.note("hello")
     lines.close()
     assert capsys.readouterr().out == "step 3 loss 2.50000000000\nhello\n"
@@ -35,23 +39,29 @@ def test_a_bar_on_a_terminal(report, capsys, monkeypatch):
     pytest.importorskip("rich")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "150")
     bar = report.make_report(0, 0, 10)
     assert isinstance(bar, report.Bar)
     bar.note("[hello]")
-    bar.step(4, 2.5, 1234.0, 0.25)
+    bar.step(4, 2.5, 1234.0, TIMES)
     bar.close()
     shown = capsys.readouterr().out
-    for text in ("[hello]", "4/10", "loss 2.5000", "1,234 tokens/s", "waiting 25%"):
+    for text in (
+        "[hello]",
+        "4/10",
+        "loss 2.5000",
+        "1,234 tokens/s",
+        "waiting 25%, 50% hidden, 5.0 GB/s",
+    ):
         assert text in shown
 
 
 def test_a_bar_where_the_launcher_is_on_a_terminal(report, capsys, monkeypatch):
     pytest.importorskip("rich")
-    monkeypatch.setenv("HPCPAR_COLUMNS", "100")
+    monkeypatch.setenv("HPCPAR_COLUMNS", "120")
     bar = report.make_report(0, 0, 10)
     assert isinstance(bar, report.Bar)
-    bar.step(4, 2.5, 1234.0, 0.25)
+    bar.step(4, 2.5, 1234.0, TIMES)
     bar.close()
     shown = capsys.readouterr().out
     assert "\x1b[" in shown

@@ -1,14 +1,16 @@
 """Data parallel steps: exact means, weights, accumulation, order, and what is refused."""
 
 import doctest
+import math
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from hpcpar.comm import reduce_requests, reductions
 from hpcpar.errors import ArgumentError
-from hpcpar.parallel import DDP
-from hpcpar.parallel import ddp as module
+from hpcpar.parallel import DDP, StepTimes, bucket, ddp, hooks, reducer, stats
+from hpcpar.parallel import step as step_module
 
 SMALL = {"first_bucket_nbytes": 1, "bucket_nbytes": 40}  # several buckets from tiny arrays
 
@@ -16,6 +18,10 @@ SMALL = {"first_bucket_nbytes": 1, "bucket_nbytes": 40}  # several buckets from 
 def make(group, shapes, dtype="float64", **options):
     params = {name: np.full(shape, group.rank + 1.0).astype(dtype) for name, shape in shapes}
     return DDP(params, group=group, **(SMALL | options))
+
+
+def flats(ddp):
+    return ddp._replica.layout.flats
 
 
 def report(step, grads):
@@ -48,7 +54,7 @@ def test_gradients_are_the_mean_over_ranks(ranks, dtype):
                 assert ddp.grads[name].dtype == dtype
                 assert np.array_equal(ddp.grads[name], (rising(shape, 0) + mean) * scale), name
             assert step.grads is ddp.grads
-            assert np.shares_memory(ddp.grads["w"], ddp._flats[-1])
+            assert any(np.shares_memory(ddp.grads["w"], flat) for flat in flats(ddp))
 
     ranks(body)
 
@@ -89,10 +95,10 @@ def test_micro_steps_add_up_and_only_the_last_one_communicates(ranks):
             for part in (1, 2):
                 with ddp.step() as step:
                     report(step, {n: rising(s, part + group.rank) for n, s in SHAPES})
-                assert step._works == []
+                assert step._reducer.num_started == 0
         with ddp.step() as step:
             report(step, {n: rising(s, 3 + group.rank) for n, s in SHAPES})
-        assert len(step._works) == len(ddp.buckets)
+        assert step._reducer.num_started == len(ddp.buckets)
         for name, shape in SHAPES:
             expected = 3 * rising(shape, 0) + 6 + 3 * (group.size - 1) / 2
             assert np.array_equal(ddp.grads[name], expected)
@@ -144,7 +150,7 @@ def test_buckets_leave_in_plan_order_as_soon_as_they_may(ranks):
         with ddp.step() as step:
             for name in "cab":
                 report(step, {name: np.ones(5)})
-                launched.append(len(step._works))
+                launched.append(step._reducer.num_started)
         assert launched == [0, 1, 3]
 
     ranks(body)
@@ -164,7 +170,7 @@ def test_fill_writes_straight_into_the_bucket():
     with ddp.step() as step:
         step.on_grad("w", fill)
     assert [add for _, add in calls] == [False, True]
-    assert all(np.shares_memory(out, ddp._flats[0]) for out, _ in calls)
+    assert all(np.shares_memory(out, flats(ddp)[0]) for out, _ in calls)
     assert ddp.grads["w"].tolist() == [2.0, 2.0, 2.0]
 
 
@@ -207,15 +213,14 @@ def test_weights_give_the_mean_over_all_tokens(ranks, dtype):
 
 @pytest.mark.sizes(2, 3)
 @pytest.mark.threads_only
-@pytest.mark.parametrize("mutation", ["drop the weight", "drop the divisor"])
+@pytest.mark.parametrize("mutation", ["drop the weight", "drop the divisor", "multiply twice"])
 def test_wrong_scales_are_seen(ranks, monkeypatch, mutation):
-    real = module._scale
-
-    def wrong(x, factor, by=np.multiply):
-        keep = by is np.divide if mutation == "drop the weight" else by is np.multiply
-        return real(x, factor, by) if keep else x
-
-    monkeypatch.setattr(module, "_scale", wrong)
+    if mutation == "multiply twice":
+        monkeypatch.setattr(step_module, "Portion", lambda w, m: reductions.Portion(w, not m))
+    elif mutation == "drop the weight":
+        monkeypatch.setattr(step_module, "Portion", lambda w, m: reductions.Portion(1.0, m))
+    else:
+        monkeypatch.setattr(reduce_requests, "_total", lambda headers: float(len(headers)))
 
     def body(group):
         count = group.size * (group.size + 1) // 2
@@ -304,18 +309,28 @@ def test_bfloat16_weights_are_not_rounded():
 def test_stats_count_bytes_and_waiting(ranks):
     def body(group):
         ddp = make(group, [("a", (5,)), ("b", (6,)), ("c", (2,))])
-        assert ddp.stats().wait_share == 0.0
+        assert ddp.stats().total == StepTimes()
         for _ in range(2):
             with ddp.step() as step:
                 report(step, {"a": np.ones(5), "b": np.ones(6), "c": np.ones(2)})
         stats = ddp.stats()
-        assert stats.bucket_nbytes == (16, 48, 40)
+        assert stats.bucket_nbytes == (40, 48, 16)  # in the order in which they came
         assert stats.steps == 2
-        assert 0 < stats.wait_seconds <= stats.step_seconds
-        assert 0 < stats.wait_share <= 1
+        total, last = stats.total, stats.last
+        assert 0 < last.waiting < total.waiting < total.seconds
+        parts = total.forward + total.backward + total.waiting
+        assert math.isclose(parts, total.seconds, rel_tol=1e-9)
+        assert 0 < total.wait_share < 1
+        assert 0 < total.packing < total.backward
+        assert total.communicating > 0
+        assert 0 <= total.overlap <= 1
+        count = 5 + 6 + 2
+        assert group.all_reduce(last.sent) == 2 * (group.size - 1) * count * 8
+        assert total.busbw == total.sent / total.communicating
 
     ranks(body)
 
 
 def test_examples():
-    assert doctest.testmod(module).failed == 0
+    for module in (bucket, ddp, hooks, reducer, stats):
+        assert doctest.testmod(module).failed == 0

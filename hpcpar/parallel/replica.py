@@ -1,0 +1,167 @@
+"""One rank's copy of the parameters, and the memory and the rules of its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from .._arrays import Array
+from ..comm.group import Group
+from .bucket import Bucket
+from .buffers import Buffers, Planner, chunks
+from .hooks import CommHook
+from .identity import agree_on_names
+from .report import Verdict
+from .stats import StepTimes
+from .usage import Usage
+from .window import Window
+
+if TYPE_CHECKING:
+    from .join import Join
+
+__all__ = ["Replica", "Unused"]
+
+Unused: TypeAlias = Literal["error", "zero", "skip"]
+
+
+class Replica:
+    """What a `DDP` and its steps share. Making one is collective over `group`.
+
+    Parameters
+    ----------
+    params
+        Without second names of tied parameters, in rank 0's order.
+    first_names
+        Every name to the one in `params`.
+    groups
+        First the group of all copies, then the smaller ones of single parameters.
+    planner
+        Of their gradients.
+    hooks
+        The chain.
+    unused
+        What a parameter without gradient is.
+    static
+        Whether all steps are alike.
+    buffers
+        Arrays that follow rank 0's.
+
+    Attributes
+    ----------
+    layout
+        Buckets and where they lie.
+    window
+        What has been added up.
+    is_open
+        Whether a step is.
+    syncing
+        Whether steps synchronise.
+    grads
+        Of the last synchronised step.
+    steps
+        Synchronised ones.
+    last, total
+        What they cost.
+    join
+        The block in which ranks may run out of data, if one is open.
+    """
+
+    def __init__(
+        self,
+        params: dict[str, Array],
+        first_names: Mapping[str, str],
+        groups: Sequence[Group],
+        planner: Planner,
+        hooks: Sequence[CommHook],
+        *,
+        unused: Unused,
+        static: bool,
+        buffers: Mapping[str, Array],
+    ) -> None:
+        self.params, self.first_names, self.groups = params, first_names, tuple(groups)
+        self.planner, self.hooks, self.unused = planner, tuple(hooks), unused
+        self.buffers = buffers
+        self.usage = Usage(params, static)
+        self.window = Window()
+        self.is_open, self.syncing = False, True
+        self.grads: dict[str, Array] = {}
+        self.steps, self.last, self.total = 0, StepTimes(), StepTimes()
+        self.join: Join | None = None
+        self._memory = Buffers(planner, groups)
+        self.layout = self._memory.lay_out(planner.plan())
+        self.order: tuple[str, ...] | None = None  # observed, once it is
+        self._next: tuple[Bucket, ...] | None = None
+        for hook in self.hooks:
+            hook.start(self._memory, self.layout, self.group)
+
+    @property
+    def group(self) -> Group:
+        """All copies."""
+        return self.groups[0]
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether sums may be weighted at the end of the chain."""
+        return all(hook.is_linear for hook in self.hooks)
+
+    def broadcast_params(self, root: int = 0) -> None:
+        """Overwrite parameters and buffers with those of rank `root`. Collective over the groups.
+
+        A parameter that a smaller group holds is that group's first rank's.
+        """
+        for number, group in enumerate(self.groups):
+            mine = [p for n, p in self.params.items() if self.planner.groups.get(n, 0) == number]
+            for chunk in chunks(mine):
+                group.broadcast(chunk, root=root if number == 0 else 0, out=chunk)
+        self.broadcast_buffers(root)
+
+    def broadcast_buffers(self, root: int = 0) -> None:
+        """Overwrite the buffers with those of rank `root`. Collective."""
+        for chunk in chunks(list(self.buffers.values())):
+            self.group.broadcast(chunk, root=root, out=chunk)
+
+    def lay_out(self) -> None:
+        """Take up a new plan where nothing has been added up that lies by the old one. Local."""
+        if self._next is not None and not self.window.weights:
+            self.layout = self._memory.lay_out(self._next)
+            self._next = None
+            for hook in self.hooks:
+                hook.rebuilt(self.layout)
+
+    def missing(self, reports: Mapping[str, int]) -> list[str]:
+        """Return the parameters whose gradients should have come."""
+        short = self.usage.short(reports)
+        if short or self.unused != "error":
+            return short
+        return [name for name in self.params if name not in self.window.touched]
+
+    def observed(self, reports: Mapping[str, int]) -> list[str] | None:
+        """Return the order in which gradients came, if that is what the buckets still wait for."""
+        if self.order is not None or not self.usage.is_measure(reports):
+            return None
+        return [name for name in self.params if name not in reports] + list(reports)
+
+    def agreed_grads(self, verdict: Verdict) -> dict[str, Array]:
+        """Return the gradients that some rank has."""
+        if not verdict.used:
+            return dict(self.layout.views)
+        used = zip(self.params, verdict.used, strict=True)
+        return {name: self.layout.views[name] for name, is_used in used if is_used}
+
+    def end_synchronised(self, reports: Mapping[str, int], verdict: Verdict) -> None:
+        """Learn from a step that went well. Collective once, when rank 0 knows the order."""
+        self.steps += 1
+        if verdict.ordered:
+            self.follow(self.group.broadcast_object(self.observed(reports)))
+        self.usage.learn(reports)
+
+    def follow(self, order: Sequence[str]) -> None:
+        """Let buckets hold gradients in this order, from the next step on. Collective."""
+        self.order = tuple(order)
+        plan = self.planner.plan(self.order)
+        agree_on_names("DDP", {"buckets": repr(plan)}, self.group)
+        self._next = None if plan == self.layout.buckets else plan
+
+    def count(self, times: StepTimes) -> None:
+        """Add a step to the statistics."""
+        self.last, self.total = times, self.total + times

@@ -344,6 +344,8 @@ class Team:
         """Tell ranks that come late that I wait no more."""
     def take_headers(self) -> list[bytes] | None:
         """Return the headers of a call that left the hot path, once."""
+    def wake_all(self) -> None:
+        """Wake peers on whatever lane they wait, from now on; on all ranks alike."""
 
 @final
 class NodeCall:

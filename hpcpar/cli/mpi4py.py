@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from argparse import ArgumentParser, Namespace
 
+from ..errors import HpcparError
 from .command import Command
 
 __all__ = ["COMMAND"]
@@ -35,7 +37,11 @@ def _call(args: Namespace) -> int:
 
     patch()
     sys.argv[1:] = args.program
-    main()
+    try:
+        main()
+    except HpcparError:  # the program's, which shows where it was
+        traceback.print_exc()
+        return 1
     return 0
 
 

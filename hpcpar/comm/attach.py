@@ -86,10 +86,13 @@ class Attached:
     Attributes
     ----------
     group : Group
+    calls : dict
+        How often each kind of call was made; for who decides by that.
     """
 
     def __init__(self, group: Group, family: _Family, name: str) -> None:
         self.group = group
+        self.calls: dict[Any, int] = {}
         self._family, self._name = family, name
 
     @classmethod
@@ -110,6 +113,14 @@ class Attached:
         """Return one of all ranks of a world, which ends with the last group of them. Local."""
         family = _Family(world)
         return cls(world.group, family, family.take_name())
+
+    def keep(self, timeout: float | None) -> None:
+        """Take a default deadline of its own, and one order of all calls. Local."""
+        runner = self.group._runner
+        assert runner is not None
+        runner.timeout, runner.in_one_order = timeout, True
+        runner.backend.limit(timeout)
+        runner.backend.order_all()
 
     def of(self, ranks: Sequence[int]) -> Attached:
         """Return another of some ranks of this one, in this order. Collective over them."""

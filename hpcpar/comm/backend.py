@@ -274,6 +274,12 @@ class Backend(ABC):
     def tune(self, tuning: tuple[int, int, int, int]) -> None:  # noqa: B027
         """Take other switch points, where there are some: between calls, on all ranks alike."""
 
+    def limit(self, timeout: float | None) -> None:  # noqa: B027
+        """Take another default deadline for what is not told one with each operation."""
+
+    def order_all(self) -> None:  # noqa: B027
+        """Be ready for asynchronous operations on lane 0; on all ranks alike, before the first."""
+
     def meanwhile(self, function: Callable[[], object] | None) -> None:  # noqa: B027
         """Call it now and then in blocking waits that it cannot see otherwise; None: nothing."""
 

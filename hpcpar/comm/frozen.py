@@ -17,7 +17,8 @@ __all__ = ["ArrayLocks"]
 class ArrayLocks:
     """Makes arrays read-only; the last release of an array makes it writable again.
 
-    Views that the caller made before stay writable: only the array that was given is locked.
+    Views that the caller made before stay writable: only the array that was given is locked. Arrays
+    on the memory of something that lends none to write to are not: NumPy would not unlock them.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class ArrayLocks:
 
     def _lock(self, array: Array) -> bool:
         count, _ = self._counts.get(id(array), (0, array))
-        if count == 0 and not array.flags.writeable:
+        if count == 0 and not (array.flags.writeable and _can_unlock(array)):
             return False  # the caller's own read-only array stays so
         array.flags.writeable = False
         self._counts[id(array)] = (count + 1, array)
@@ -59,6 +60,19 @@ class ArrayLocks:
         for key in free:
             del self._counts[key]
         return bool(free)
+
+
+def _can_unlock(array: Array) -> bool:
+    """Say whether NumPy would make it writable again: it asks the owner of the memory."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and not owner.flags.owndata:
+        owner = owner.base
+    if isinstance(owner, np.ndarray):
+        return True
+    try:
+        return not memoryview(owner).readonly
+    except TypeError:  # a tensor of another library, say
+        return False
 
 
 def _unlocked(array: Array) -> bool:

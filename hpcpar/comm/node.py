@@ -148,6 +148,15 @@ class NodeBackend(Backend):
         """Call it now and then in blocking waits, of all groups of the node."""
         self._place.core.set_meanwhile(function)
 
+    def limit(self, timeout: float | None) -> None:
+        """Take another deadline for calls that the hot path learns from now on."""
+        self._timeout = timeout
+        self._mail.limit = nanoseconds(timeout)
+
+    def order_all(self) -> None:
+        """Wake the communication threads of peers for what comes on lane 0."""
+        self._teams[0].wake_all()
+
     def tune(self, tuning: tuple[int, int, int, int]) -> None:
         """Take other switch points, for all groups of the node."""
         self._place.core.tune(tuning)

@@ -40,6 +40,11 @@ class NodeMessages:
     rank : int
     timeout : float or None
         Seconds that calls of the hot path may take.
+
+    Attributes
+    ----------
+    limit : int
+        The same in nanoseconds.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class NodeMessages:
         timeout: float | None,
     ) -> None:
         self._open: Box | None = Box(node, key, tuple(members), rank)
-        self._limit = nanoseconds(timeout)
+        self.limit = nanoseconds(timeout)
 
     def start(self, op: Operation, failed: Failed) -> None:
         """Begin `op`; `failed` makes an exception from an error's number and a rank."""
@@ -121,12 +126,12 @@ class NodeMessages:
     def direct_pair(self, send: Operation, recv: Operation, failed: Failed) -> Direct:
         """Return the one call of two messages of these kinds at the same time."""
         receive, sends = (self._message(op, _kind(op.kind), failed) for op in (recv, send))
-        swap = _Swap(receive, sends, self._limit, failed, (_peer(recv), _peer(send)))
+        swap = _Swap(receive, sends, self.limit, failed, (_peer(recv), _peer(send)))
         return Direct((swap, "x", "out"), None)
 
     def _message(self, op: Operation, kind: bytes | None, failed: Failed) -> Message:
         sends = op.verb == "send"
-        return Message(self._box, sends, _peer(op), _tag(op), kind, op.lane, failed, self._limit)
+        return Message(self._box, sends, _peer(op), _tag(op), kind, op.lane, failed, self.limit)
 
     def _end(self, op: Operation, outcome: bool | None) -> None:
         """Take what a receive has found; outcome None: it has not ended."""

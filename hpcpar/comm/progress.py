@@ -41,7 +41,7 @@ class Bell(Protocol):
 class Flow:
     """One call on its way: its operations are started in order and tested until they end."""
 
-    __slots__ = ("_backend", "_current", "_deadline", "_ended", "_late", "_steps", "work")
+    __slots__ = ("_backend", "_current", "_deadline", "_ended", "_lane", "_late", "_steps", "work")
 
     def __init__(
         self,
@@ -51,8 +51,9 @@ class Flow:
         ended: Callable[[Work, Any, BaseException | None], None],
         deadline: float | None,
         late: Callable[[list[Operation]], BaseException],
+        lane: int = 1,
     ) -> None:
-        self._steps = steps
+        self._steps, self._lane = steps, lane
         self._backend = backend
         self._current: list[Operation] | None = None
         self._ended = ended
@@ -67,7 +68,7 @@ class Flow:
                 step = next(self._steps)
                 self._current = step if isinstance(step, list) else [step]
                 for op in self._current:
-                    op.lane, op.deadline = 1, self._deadline
+                    op.lane, op.deadline = self._lane, self._deadline
                     self._backend.start(op)
         except StopIteration as stop:
             self._ended(self.work, stop.value, None)

@@ -46,6 +46,11 @@ class Runner:
     hot : HotCall
         The hot path; lets one call run at a time.
     quick : Quick
+    timeout : float or None
+        The default deadline of a call, in seconds.
+    in_one_order : bool
+        Whether blocking and asynchronous calls are one sequence, so that a call may be the one on
+        this rank and the other on that; otherwise each kind has an order of its own.
     patient : int
         While above 0 the default deadline is suspended.
     own_time : set of int
@@ -57,9 +62,11 @@ class Runner:
         self.backend = backend
         self.state: Literal["ok", "failed", "closed"] = "ok"
         self.view = View(backend.rank, backend.size, home.memory, self._trusts())
+        self.timeout = home.settings.timeout
+        self.in_one_order = False
+        self._flying: set[Work] = set()
         self.patient = 0
         self.own_time: set[int] = set()
-        self._ranks = ranks
         self._name = name
         self.slot = home.register(name, backend.rank, ranks)
         self._cause: BaseException | None = None
@@ -89,7 +96,8 @@ class Runner:
 
     def _tell_hot(self) -> None:
         """Let no call take the hot path while there is something that it does not look at."""
-        self.hot.set_noisy(self._noisy or self.patient > 0 or self.home.progress.is_waiting)
+        waits = self.home.progress.is_waiting or bool(self._flying)
+        self.hot.set_noisy(self._noisy or self.patient > 0 or waits)
 
     def here(self, seq: int | None = None) -> str:
         """Return ``[rank r/n, group 'name', #seq]`` for messages."""
@@ -154,15 +162,22 @@ class Runner:
         try:
             with where.located(self.here):
                 self.check_usable(verb)
-                default = None if self.patient else self.home.settings.timeout
+                default = None if self.patient else self.timeout
                 limit = check_timeout(timeout, verb, default)
                 request = make(self.view)
                 request.site = where.call_site() if self._compares_sites() else None
             if async_op:
                 return self._begin(request, timeout, limit, given)
+            if request.collective:
+                self._let_land()
             return self._finish(request, timeout, limit)
         finally:
             self.hot.release()
+
+    def _let_land(self) -> None:
+        """Wait until what was begun before has ended, where all calls have one order."""
+        for work in tuple(self._flying):
+            self.home.progress.drive(work, None)
 
     @contextmanager
     def without_deadline(self) -> Iterator[None]:
@@ -203,6 +218,7 @@ class Runner:
             with where.located(lambda: self.here(seq), self.home.last_operations):
                 steps = self._flow(request, ticket, seq, timeout)
                 polled = timeout is not None or self.home.settings.check == "full"
+                polled |= self.in_one_order  # MPI's blocking calls meet no other kind
                 deadline = None if limit is None else time.monotonic() + limit
                 result = self._drive(request, steps, deadline, polled)
             status = 0
@@ -302,6 +318,8 @@ class Runner:
         def ended(work: Work, result: Any, error: BaseException | None) -> None:
             """Unlock the arrays, close the record, hand the outcome over."""
             release()
+            self._flying.discard(work)
+            self._tell_hot()
             self._close(ticket, seq, int(error is not None))
             if isinstance(error, HpcparError):
                 where.place(error, self.here(seq), self.home.last_operations())
@@ -318,8 +336,12 @@ class Runner:
             ended,
             None if limit is None else time.monotonic() + limit,
             lambda late: self._late(request, late),
+            lane=0 if self.in_one_order else 1,
         )
-        self.home.progress.submit(self._ranks if request.collective else None, flow)
+        if self.in_one_order and request.collective:
+            self._flying.add(work)
+            self._tell_hot()
+        self.home.progress.submit(self if request.collective else None, flow)
         return work
 
     def _flow(self, request: Request, ticket: int, seq: int, timeout: float | None) -> Steps:

@@ -27,7 +27,7 @@ from mpi4py import MPI
 from .._arrays import Array
 from .._core import reducible
 from ..comm.attach import Attached
-from .messages import Data, blocks_of, message_of, numbers_of, size_of
+from .messages import Data, blocks_of, message_of, numbers_of, size_of, size_of_all
 
 __all__ = ["Cartcomm", "Comm", "Distgraphcomm", "Graphcomm", "Limits", "patch"]
 
@@ -45,7 +45,7 @@ class Limits(NamedTuple):
     calls : int
         How often MPI makes a shorter call before it is set up.
     kinds : int
-        How many of them a communicator sets up.
+        How many of them a communicator counts at a time.
     least_moved : int
         The same as `least` for verbs that only copy: MPI copies once, through the kernel.
     """
@@ -82,7 +82,6 @@ class _Accelerated(_Base):
     _attached: Attached | None = None
     _group: Any = None
     _limits = Limits()
-    _calls: dict[Any, int]
 
     def __new__(cls, comm: MPI.Comm | None = None) -> Self:
         """Make it; mpi4py makes null communicators so, and gives them handles."""
@@ -95,7 +94,7 @@ class _Accelerated(_Base):
 
     def _attach(self, attached: Attached | None) -> None:
         if attached is not None:
-            self._attached, self._group, self._calls = attached, attached.group, {}
+            self._attached, self._group = attached, attached.group
 
     def _is_left(self, spec: Any, least: int, blocks: int = 1) -> bool:
         """Whether MPI keeps a call, as far as a look at one of its arrays tells."""
@@ -109,9 +108,12 @@ class _Accelerated(_Base):
         limits = self._limits
         if nbytes < least or nbytes >= limits.at_once:
             return nbytes >= least
-        made = self._calls.get(call, 0)
-        if made < limits.calls and (made or len(self._calls) < limits.kinds):
-            self._calls[call] = made + 1
+        calls = self._attached.calls if self._attached is not None else {}
+        made = calls.get(call, 0)
+        if made < limits.calls:
+            if not made and len(calls) >= limits.kinds:  # on all ranks alike
+                calls.clear()
+            calls[call] = made + 1
         return made >= limits.calls
 
     def _reduces(self, x: Array | None, op: Any, *call: Any) -> str | None:
@@ -182,6 +184,14 @@ class _Accelerated(_Base):
     def Free(self) -> None:
         """Free it, and its group."""
         super().Free()
+        self._detach()
+
+    def Disconnect(self) -> None:
+        """Free it once its messages have come, and its group."""
+        super().Disconnect()
+        self._detach()
+
+    def _detach(self) -> None:
         if self._attached is not None:
             self._attached.close()
         self._attached = self._group = None
@@ -270,7 +280,8 @@ class _Accelerated(_Base):
             x, out, counts = numbers_of(source), numbers_of(recvbuf), recvcounts
             if x is not None and out is not None and x.nbytes >= least:
                 if counts is None and not in_place:
-                    counts = self._group.all_gather(np.array([out.size]), sizes="equal")
+                    counts = np.empty(self.Get_size(), np.int64)
+                    super().Allgather(np.array([out.size]), counts)
                 sizes = () if counts is None else tuple(int(n) for n in counts)
                 fits = len(sizes) == self.Get_size() and sum(sizes) == x.size
                 part = out[: sizes[self.Get_rank()]] if fits else out
@@ -291,47 +302,47 @@ class _Accelerated(_Base):
     def Bcast(self, buf: Any, root: int = 0) -> None:
         least = self._limits.least_moved
         if 0 <= root < self.Get_size() and not self._is_left(buf, least):
-            message = Data.of(buf, sends=self.Get_rank() == root)
-            nbytes = 0 if message is None else message.data.size
-            if message is not None and self._takes(nbytes, least, "Bcast", nbytes, root):
-                self._group.broadcast(message.data, root=root, out=message.data)
-                message.end()
+            message = Data.of(buf)
+            if message is not None and self._takes(
+                message.nbytes, least, "Bcast", message.nbytes, root
+            ):
+                data = message.open(sends=self.Get_rank() == root)
+                self._group.broadcast(data, root=root, out=data)
+                if self.Get_rank() != root:
+                    message.end(data)
                 return
         super().Bcast(buf, root)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         size, least = self.Get_size(), self._limits.least_moved
         if not self._is_left(recvbuf, least, size):
-            out = Data.of(recvbuf, size, sends=_is_in_place(sendbuf))
-            x = None if out is None else self._own_or(sendbuf, out)
+            out, in_place = Data.of(recvbuf, size), _is_in_place(sendbuf)
+            given = out if in_place else Data.of(sendbuf)
             if (
                 out is not None
-                and x is not None
-                and x.size * size == out.data.size
-                and self._takes(out.data.size, least, "Allgather", x.size)
+                and given is not None
+                and (in_place or given.nbytes * size == out.nbytes)
+                and self._takes(out.nbytes, least, "Allgather", out.nbytes)
             ):
-                self._group.all_gather(x, sizes="equal", out=out.data)
-                out.end()
+                data, length = out.open(sends=in_place), out.nbytes // size
+                mine = data[self.Get_rank() * length :][:length]
+                x = mine if in_place else given.open(sends=True)
+                self._group.all_gather(x, sizes="equal", out=data)
+                out.end(data)
                 return
         super().Allgather(sendbuf, recvbuf)
 
-    def _own_or(self, sendbuf: Any, out: Data) -> Array | None:
-        """Return what I send: in place my block of what I get."""
-        if not _is_in_place(sendbuf):
-            found = Data.of(sendbuf, sends=True)
-            return None if found is None else found.data
-        length = out.data.size // self.Get_size()
-        return out.data[self.Get_rank() * length :][:length]
-
     def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
-        blocks = None if self._group is None else blocks_of(recvbuf, self.Get_size())
+        least, nbytes = self._limits.least_moved, size_of_all(recvbuf)
+        is_left = self._group is None or (nbytes is not None and nbytes < least)
+        blocks = None if is_left else blocks_of(recvbuf, self.Get_size())
         if blocks is not None:
             mine, sizes = blocks.block(self.Get_rank()), blocks.sizes()
             given = mine if _is_in_place(sendbuf) else message_of(sendbuf)
             if (
                 given is not None
                 and given.nbytes == mine.nbytes
-                and self._takes(sum(sizes), self._limits.least_moved, "Allgatherv", sizes)
+                and self._takes(sum(sizes), least, "Allgatherv", sizes)
             ):
                 joined = blocks.joined()
                 out = np.empty(sum(sizes), np.uint8) if joined is None else joined
@@ -439,6 +450,6 @@ def _are_alike(x: Array | None, out: Array | None) -> bool:
 def _name_of(op: Any, x: Array) -> str | None:
     """Return our name of an operation that we have for numbers like these."""
     for known, name in _OPS:
-        if op is known:
+        if op is known or op == known:  # the same constant may come by its handle
             return name if reducible(x.dtype, name) else None
     return None

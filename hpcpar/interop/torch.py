@@ -17,8 +17,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -30,9 +33,11 @@ from ..comm.attach import Attached
 from ..comm.bootstrap import StoreBootstrap, load_mpi
 from ..comm.settings import Settings
 from ..comm.world import on_mpi, on_store
-from ..errors import BackendUnavailable, HpcparError, UnsupportedError
-from .torch_tensors import Joined, array_of, op_of
-from .torch_work import Done, Several, Under, torch_error
+from ..errors import BackendUnavailable, HpcparError, LaunchError, UnsupportedError
+from .torch_monitor import meet
+from .torch_sparse import sum_sparse
+from .torch_tensors import Flat, Joined, array_of, op_of
+from .torch_work import Callers, Done, FromAny, Several, Under, torch_error
 
 __all__ = ["NAME", "ProcessGroup"]
 
@@ -55,8 +60,21 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its 
         self.attached, self.group = attached, attached.group
         self._group_name = self._group_desc = group_name
         super().__init__(self.group.rank, self.group.size)
-        own = self.group.settings.timeout
-        self._how: dict[str, Any] = {} if timeout == own else {"timeout": timeout}
+        self._callers = Callers()
+        self._under: WeakSet[Under] = WeakSet()
+        self._set_default_timeout(timedelta(seconds=timeout))
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        """Take another deadline for calls that are not told one."""
+        self._timeout = timeout.total_seconds()
+        self.attached.keep(self._timeout)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        return self
 
     def name(self) -> str:
         """Return the backend's name."""
@@ -81,27 +99,54 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its 
 
     def allreduce(self, tensors: _Tensors, opts: Any = None) -> dist.Work:
         opts = dist.AllreduceOptions() if opts is None else opts
-        x, op = array_of(tensors[0]), op_of(opts.reduceOp)
-        return self._run(opts, tensors, lambda **how: self.group.all_reduce(x, op, out=x, **how))
+        if tensors[0].layout != torch.strided:
+            return self._sum_sparse(tensors, opts)
+        x, op = Flat(tensors[0]), op_of(opts.reduceOp)
+        return self._run(
+            opts,
+            tensors,
+            lambda **how: self.group.all_reduce(x.data, op, out=x.data, **how),
+            x.take,
+        )
+
+    def _sum_sparse(self, tensors: _Tensors, opts: Any) -> dist.Work:
+        try:
+            sum_sparse(self.group, tensors[0], op_of(opts.reduceOp), self._how(opts))
+        except HpcparError as error:
+            raise torch_error(error) from error
+        return Done(tensors)
 
     def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> dist.Work:
         opts = dist.AllreduceCoalescedOptions() if opts is None else opts
-        x, op = [array_of(t) for t in tensors], op_of(opts.reduceOp)
-        return self._run(opts, tensors, lambda **how: self.group.all_reduce(x, op, out=x, **how))
+        flats, op = [Flat(t) for t in tensors], op_of(opts.reduceOp)
+        x = [flat.data for flat in flats]
+        return self._run(
+            opts,
+            tensors,
+            lambda **how: self.group.all_reduce(x, op, out=x, **how),
+            lambda: [flat.take() for flat in flats if flat.take is not None],
+        )
 
     def broadcast(self, tensors: _Tensors, opts: Any = None) -> dist.Work:
         opts = dist.BroadcastOptions() if opts is None else opts
-        x, root = array_of(tensors[0]), opts.rootRank
+        x, root = Flat(tensors[0]), opts.rootRank
         return self._run(
-            opts, tensors, lambda **how: self.group.broadcast(x, root=root, out=x, **how)
+            opts,
+            tensors,
+            lambda **how: self.group.broadcast(x.data, root=root, out=x.data, **how),
+            x.take,
         )
 
     def reduce(self, tensors: _Tensors, opts: Any = None) -> dist.Work:
         opts = dist.ReduceOptions() if opts is None else opts
-        x, op, root = array_of(tensors[0]), op_of(opts.reduceOp), opts.rootRank
-        out = x if self.group.rank == root else None
+        x, op, root = Flat(tensors[0]), op_of(opts.reduceOp), opts.rootRank
+        is_root = self.group.rank == root
+        out = x.data if is_root else None
         return self._run(
-            opts, tensors, lambda **how: self.group.reduce(x, op, root=root, out=out, **how)
+            opts,
+            tensors,
+            lambda **how: self.group.reduce(x.data, op, root=root, out=out, **how),
+            x.take if is_root else None,
         )
 
     def allgather(self, outputs: _Lists, inputs: _Tensors, opts: Any = None) -> dist.Work:
@@ -124,10 +169,15 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its 
         self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
     ) -> dist.Work:
         opts = dist.AllgatherOptions() if opts is None else opts
-        x, out = array_of(given), array_of(output)
-        _check(out.size == x.size * self.group.size, "all_gather: output is not size inputs long")
+        x, out = array_of(given), Flat(output)
+        _check(
+            out.data.size == x.size * self.group.size, "all_gather: output is not size inputs long"
+        )
         return self._run(
-            opts, [output], lambda **how: self.group.all_gather(x, sizes="equal", out=out, **how)
+            opts,
+            [output],
+            lambda **how: self.group.all_gather(x, sizes="equal", out=out.data, **how),
+            out.take,
         )
 
     def all_gather_single_coalesced(
@@ -139,25 +189,27 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its 
     def reduce_scatter(self, outputs: _Tensors, inputs: _Lists, opts: Any = None) -> dist.Work:
         opts = dist.ReduceScatterOptions() if opts is None else opts
         x = self._join(inputs[0], "reduce_scatter").fill()
-        return self._cut(opts, outputs[0], x.data, x.sizes)
+        return self._cut(opts, outputs[0], Flat(outputs[0]), x.data, x.sizes)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
     ) -> dist.Work:
         opts = dist.ReduceScatterOptions() if opts is None else opts
-        x, out = array_of(given), array_of(output)
-        _check(
-            x.size == out.size * self.group.size, "reduce_scatter: input is not size outputs long"
-        )
-        given_apart = x.copy() if np.may_share_memory(x, out) else x
-        return self._cut(opts, output, given_apart, (out.size,) * self.group.size)
+        x, out = array_of(given), Flat(output)
+        length = out.data.size
+        _check(x.size == length * self.group.size, "reduce_scatter: input is not size outputs long")
+        given_apart = x.copy() if np.may_share_memory(x, out.data) else x
+        return self._cut(opts, output, out, given_apart, (length,) * self.group.size)
 
-    def _cut(self, opts: Any, output: torch.Tensor, x: Array, sizes: Sequence[int]) -> dist.Work:
-        op, out = op_of(opts.reduceOp), array_of(output)
+    def _cut(
+        self, opts: Any, output: torch.Tensor, out: Flat, x: Array, sizes: Sequence[int]
+    ) -> dist.Work:
+        op = op_of(opts.reduceOp)
         return self._run(
             opts,
             [output],
-            lambda **how: self.group.reduce_scatter(x, op, sizes=sizes, out=out, **how),
+            lambda **how: self.group.reduce_scatter(x, op, sizes=sizes, out=out.data, **how),
+            out.take,
         )
 
     def reduce_scatter_single_coalesced(
@@ -180,11 +232,14 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its 
 
     def scatter(self, outputs: _Tensors, inputs: _Lists, opts: Any = None) -> dist.Work:
         opts = dist.ScatterOptions() if opts is None else opts
-        root, out = opts.rootRank, array_of(outputs[0])
+        root, out = opts.rootRank, Flat(outputs[0])
         is_root = self.group.rank == root
         x = self._join(inputs[0], "scatter").fill().data if is_root else None
         return self._run(
-            opts, outputs, lambda **how: self.group.scatter(x, root=root, out=out, **how)
+            opts,
+            outputs,
+            lambda **how: self.group.scatter(x, root=root, out=out.data, **how),
+            out.take,
         )
 
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> dist.Work:
@@ -206,57 +261,78 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its 
         opts: Any = None,
     ) -> dist.Work:
         opts = dist.AllToAllOptions() if opts is None else opts
-        x, out = array_of(given), array_of(output)
-        sent = self._rows(given, input_sizes, "input")
+        x, out = array_of(given), Flat(output)
+        sizes = self._rows(given, input_sizes, "input")  # told: other ranks may be given theirs
         self._rows(output, output_sizes, "output")
-        sizes = "equal" if not input_sizes and not output_sizes else sent
         return self._run(
-            opts, [output], lambda **how: self.group.all_to_all(x, sizes=sizes, out=out, **how)
+            opts,
+            [output],
+            lambda **how: self.group.all_to_all(x, sizes=sizes, out=out.data, **how),
+            out.take,
         )
 
     def barrier(self, opts: Any = None) -> dist.Work:
         opts = dist.BarrierOptions() if opts is None else opts
         return self._run(opts, [], lambda **how: self.group.barrier(**how))
 
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks; rank 0 names those that do not come."""
+        seconds = self._timeout if timeout is None else timeout
+        if isinstance(seconds, timedelta):
+            seconds = seconds.total_seconds()
+        try:
+            meet(self.group, seconds, wait_all_ranks)
+        except HpcparError as error:
+            raise torch_error(error) from error
+
     # -- messages --------------------------------------------------------------------------
 
     def send(self, tensors: _Tensors, dst: int, tag: int = 0) -> dist.Work:
         x = array_of(tensors[0])
-        return Under(self.group.send(x, dst, tag=tag, async_op=True), [], None)
+        work = self.group.send(x, dst, tag=tag, async_op=True)
+        return Under(work, [], None, self._callers)
 
     def recv(self, tensors: _Tensors, src: int, tag: int = 0) -> dist.Work:
-        out = array_of(tensors[0])
-        return Under(self.group.recv(src, tag=tag, out=out, async_op=True), tensors, None, src)
+        out = Flat(tensors[0])
+        work = self.group.recv(src, tag=tag, out=out.data, async_op=True)
+        return Under(work, tensors, out.take, self._callers, src)
 
     def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> dist.Work:
-        """Receive from whoever sends first; blocks, for only then it is known who that is."""
-        found = None
-        while found is None:
-            found = self.group.probe(tag=tag)
-        out = array_of(tensors[0])
-        work = self.group.recv(found.src, tag=tag, out=out, async_op=True)
-        return Under(work, tensors, None, found.src)
+        return FromAny(
+            self.group,
+            tensors[0],
+            lambda src: self.recv(tensors, src, tag).wait(),
+            tag,
+            self._timeout,
+        )
 
     # -- the group -------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Let go of the group; later calls raise."""
-        self.attached.close()
+        """Let go of the group, once what is on its way has ended; later calls raise."""
+        for work in list(self._under):
+            with suppress(dist.DistBackendError):  # who waits for it is told
+                work.wait(timedelta(seconds=self._timeout))
+        self.abort()
 
-    abort = shutdown
+    def abort(self) -> None:
+        """Let go of the group now."""
+        self.attached.close()
+        self._callers.close()
 
     def _run(
         self,
         opts: Any,
         tensors: _Tensors,
         call: _Call,
-        take: Callable[[], None] | None = None,
+        take: Callable[[], object] | None = None,
     ) -> dist.Work:
         """Make a call now, or hand it to the communication thread; `take` uses what came."""
-        seconds = opts.timeout.total_seconds()
-        how = {"timeout": seconds} if seconds > 0 else self._how
+        how = self._how(opts)
         if opts.asyncOp:
-            return Under(call(async_op=True, **how), tensors, take)
+            work = Under(call(async_op=True, **how), tensors, take, self._callers)
+            self._under.add(work)
+            return work
         try:
             call(**how)
         except HpcparError as error:
@@ -265,12 +341,17 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch tells its 
             take()
         return Done(tensors)
 
+    def _how(self, opts: Any) -> dict[str, Any]:
+        """Return the deadline that a call is told, if it is one of its own."""
+        seconds = opts.timeout.total_seconds()
+        return {"timeout": seconds} if seconds > 0 and seconds != self._timeout else {}
+
     def _join(self, tensors: _Tensors, verb: str) -> Joined:
         """Return room for the tensors of all ranks, one behind the other."""
         _check(
             len(tensors) == self.group.size, f"{verb}: one tensor for each rank, not {len(tensors)}"
         )
-        return Joined([array_of(t) for t in tensors])
+        return Joined(tensors)
 
     def _rows(
         self, tensor: torch.Tensor, sizes: Sequence[int] | None, what: str
@@ -307,11 +388,13 @@ def _make(opts: Any, _: Any) -> ProcessGroup:
 
 def _attach(opts: Any, timeout: float) -> Attached:
     settings = Settings(timeout=timeout)
-    if launch.is_launched(os.environ) and not opts.global_ranks_in_group:
+    if not opts.global_ranks_in_group and _is_of_mpi(os.environ):
         comm = load_mpi().COMM_WORLD
         if (comm.Get_rank(), comm.Get_size()) == (opts.group_rank, opts.group_size):
             return Attached.over(on_mpi(settings, comm))
-    ranks = StoreBootstrap(opts.store, NAME, opts.group_rank, opts.group_size, timeout)
+    rank, size = opts.group_rank, opts.group_size
+    times = opts.store.add(f"{NAME}/{rank}", 1)  # a store may outlive a group: new keys for each
+    ranks = StoreBootstrap(opts.store, f"{NAME}/{times}", rank, size, timeout)
     try:
         return Attached.over(on_store(settings, ranks))
     except BackendUnavailable as error:
@@ -321,10 +404,22 @@ def _attach(opts: Any, timeout: float) -> Attached:
         ) from error
 
 
+def _is_of_mpi(env: Mapping[str, str]) -> bool:
+    """Say whether this process is a rank of MPI, and not one that a rank has started."""
+    if not launch.is_launched(env) or "TORCHELASTIC_RUN_ID" in env:
+        return False
+    try:
+        found = launch.detect(env)
+    except LaunchError:  # of two launchers
+        return False
+    told = {"RANK": found.rank, "WORLD_SIZE": found.size}
+    return all(name not in env or env[name] == str(number) for name, number in told.items())
+
+
 def _tell_torch_the_ranks() -> None:
     """Set what torch's env:// asks for from MPI's world, where it is not set. Collective."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    if not launch.is_launched(os.environ) or all(name in os.environ for name in names):
+    if not _is_of_mpi(os.environ) or all(name in os.environ for name in names):
         return
     mpi: Any = load_mpi()
     comm = mpi.COMM_WORLD

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -14,7 +14,7 @@ from .._arrays import Array
 from ..comm.reductions import PremulSum, premul_sum
 from ..errors import UnsupportedError
 
-__all__ = ["Joined", "array_of", "op_of"]
+__all__ = ["Flat", "Joined", "array_of", "op_of"]
 
 _OPS = {
     dist.ReduceOp.SUM: "sum",
@@ -31,60 +31,91 @@ _EXTRA = {
     torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16)),
     torch.float8_e4m3fn: (torch.uint8, np.dtype(ml_dtypes.float8_e4m3fn)),
     torch.float8_e5m2: (torch.uint8, np.dtype(ml_dtypes.float8_e5m2)),
+    torch.float8_e4m3fnuz: (torch.uint8, np.dtype(ml_dtypes.float8_e4m3fnuz)),
+    torch.float8_e5m2fnuz: (torch.uint8, np.dtype(ml_dtypes.float8_e5m2fnuz)),
+    torch.float8_e8m0fnu: (torch.uint8, np.dtype(ml_dtypes.float8_e8m0fnu)),
 }
 
 
+class Flat:
+    """A tensor's elements in the order of its indices, as a flat array.
+
+    Attributes
+    ----------
+    data : ndarray
+        On the tensor's memory where they lie so there; else a copy.
+    take : callable or None
+        Copies the data back into the tensor, where it is a copy.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            raise UnsupportedError(
+                f"hpcpar: tensor on {tensor.device} with layout {tensor.layout}; it takes dense "
+                "CPU tensors. Use another backend for this one."
+            )
+        seen = tensor.detach()
+        if seen.is_conj() or seen.is_neg():
+            seen = seen.resolve_conj().resolve_neg()
+        flat = seen.contiguous().view(-1)
+        self.data: Array = _seen(flat)
+        self.take: Callable[[], None] | None = None
+        if flat.data_ptr() != tensor.data_ptr():
+            self.take = lambda: _copy_back(tensor.detach(), flat)
+
+
 class Joined:
-    """Arrays that go, or come, in one piece.
+    """Tensors that go, or come, in one piece.
 
     Attributes
     ----------
     data : ndarray
         The piece.
     sizes : tuple of int
-        Elements of each array.
+        Elements of each tensor.
     """
 
-    def __init__(self, parts: Sequence[Array]) -> None:
-        self._parts = parts
-        self.sizes = tuple(part.size for part in parts)
-        self.data: Array = np.empty(sum(self.sizes), parts[0].dtype)
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._parts = [Flat(tensor) for tensor in tensors]
+        self.sizes = tuple(part.data.size for part in self._parts)
+        self.data: Array = np.empty(sum(self.sizes), self._parts[0].data.dtype)
 
     def fill(self) -> Joined:
-        """Copy the arrays into the piece; return this."""
+        """Copy the tensors into the piece; return this."""
         for part, piece in self._pairs():
-            piece[...] = part
+            piece[...] = part.data
         return self
 
     def take(self) -> None:
-        """Copy the piece into the arrays."""
+        """Copy the piece into the tensors."""
         for part, piece in self._pairs():
-            part[...] = piece
+            part.data[...] = piece
+            if part.take is not None:
+                part.take()
 
-    def _pairs(self) -> Iterator[tuple[Array, Array]]:
-        """Yield each array and its place in the piece."""
-        pieces = np.split(self.data, np.cumsum(self.sizes)[:-1])
-        for part, piece in zip(self._parts, pieces, strict=True):
-            yield part, piece.reshape(part.shape)
+    def _pairs(self) -> Iterator[tuple[Flat, Array]]:
+        """Yield each tensor's elements and their place in the piece."""
+        return zip(self._parts, np.split(self.data, np.cumsum(self.sizes)[:-1]), strict=True)
+
+
+def _copy_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
+    tensor.copy_(flat.view(tensor.shape))
+
+
+def _seen(flat: torch.Tensor) -> Array:
+    """Return a flat tensor's memory as an array; a tensor that lends it to NumPy cannot grow."""
+    extra = _EXTRA.get(flat.dtype)
+    shown, kind = (None, None) if extra is None else extra
+    found: Array = np.from_dlpack(flat if shown is None else flat.view(shown))
+    return found if kind is None else found.view(kind)
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """Return a tensor's elements as an array on the same memory, flat where it is contiguous."""
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        raise UnsupportedError(
-            f"hpcpar: tensor on {tensor.device} with layout {tensor.layout}; it takes dense CPU "
-            "tensors. Use another backend for this one."
-        )
-    seen = tensor.detach()
-    if tensor.is_contiguous():
-        seen = seen.view(-1)
-    extra = _EXTRA.get(tensor.dtype)
-    shown, kind = (None, None) if extra is None else extra
-    found: Array = (seen if shown is None else seen.view(shown)).numpy()
-    return found if kind is None else found.view(kind)
+    """Return a tensor's elements as a flat array, to be read."""
+    return Flat(tensor).data
 
 
 def op_of(op: Any) -> str | PremulSum:
     """Return our name of one of torch's operations."""
     kind, factor = op.__getstate__() if op.op == dist.ReduceOp.PREMUL_SUM else (op.op, None)
-    return premul_sum(factor) if factor is not None else _OPS[kind]
+    return premul_sum(float(factor)) if factor is not None else _OPS[kind]

@@ -188,6 +188,7 @@ struct hp_team {
     uint64_t seq;      /* of the last collective that I began */
     uint64_t steps;    /* chunks that all collectives so far took */
     bool has_slots;    /* their memory is reserved */
+    bool wakes_all;    /* peers may wait on the bells of all lanes */
     uint64_t known[3][HP_MAX_LOCAL]; /* last looks at filled, reduced, taken */
     int line_ns; /* what a line of another rank's cache takes to come, about */
     uint64_t key;                    /* of the group; set by who made it, 0: look for no cycle */

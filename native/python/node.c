@@ -407,6 +407,13 @@ static PyObject *give_up(PyObject *self, PyObject *late)
     return Py_NewRef(Py_None);
 }
 
+static PyObject *wake_all(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    ((Team *)self)->core.wakes_all = true;
+    return Py_NewRef(Py_None);
+}
+
 /* take_headers(): once, for the call that goes on the long way. */
 static PyObject *take_headers(PyObject *self, PyObject *unused)
 {
@@ -446,6 +453,8 @@ static PyMethodDef team_methods[] = {
      "take_headers()\n--\n\nThe headers of a call that left the hot path, or None."},
     {"give_up", give_up, METH_O,
      "give_up(late, /)\n--\n\nTell late ranks that I wait no more; late: at a deadline."},
+    {"wake_all", wake_all, METH_NOARGS,
+     "wake_all()\n--\n\nFrom now on wake peers on whatever lane they wait; on all ranks alike."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -67,7 +67,9 @@ static struct hp_bell *bell_of(const struct hp_team *team, int rank)
 void hp_team_ring(const struct hp_team *team)
 {
     for (int r = 0; r < team->size; r++)
-        if (r != team->rank)
+        if (r != team->rank && team->wakes_all)
+            hp_node_ring(team->node, team->members[r]);
+        else if (r != team->rank)
             hp_bell_ring(bell_of(team, r));
 }
 

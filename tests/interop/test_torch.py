@@ -103,3 +103,49 @@ def test_torchs_own_tests(tmp_path):
     said = started([sys.executable, "-m", "hpcpar", "run", "-n", "3", script, str(tmp_path)])
     passed = next(int(line.split()[0]) for line in said.splitlines() if line.endswith(" passed"))
     assert passed >= 25
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_reviewers_tried(size):
+    script = str(HERE / "torch_trials.py")
+    said = started([sys.executable, "-m", "hpcpar", "run", "-n", str(size), script]).split()
+    assert said[-1] == "again"
+
+
+def test_torchrun_in_a_job_of_mpi():
+    """The ranks that it starts inherit what says which rank of MPI it is."""
+    words = [sys.executable, "-m", "hpcpar", "run", "-n", "1"]
+    words += ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    said = started([*words, str(HERE / "torch_trials.py"), "one_order", "again"])
+    assert said.split()[-2:] == ["one_order", "again"]
+
+
+FAILING = """
+import sys, time, torch, torch.distributed as dist, hpcpar.interop.torch
+from datetime import timedelta
+dist.init_process_group("hpcpar", timeout=timedelta(seconds=3))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(50, 50))
+model(torch.ones(1, 50)).sum().backward()
+if dist.get_rank() == 1:
+    if sys.argv[1] == "late":
+        time.sleep(6)
+    sys.exit()
+try:
+    model(torch.ones(1, 50)).sum().backward()
+except RuntimeError as error:
+    print("told:", error, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("how", "said"), [("gone", "left or died"), ("late", "Timed out")])
+def test_a_failure_under_ddp_is_an_error(tmp_path, how, said):
+    """torch's C++ must see it as one."""
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*words, "--standalone", str(script), how],
+        env=ENV, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert "told:" in done.stdout, done.stderr
+    assert said in done.stdout

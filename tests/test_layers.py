@@ -13,7 +13,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "hpcpar"
 ROOMS = [  # bottom first; rooms on one line may not import each other, but for the first line
     {"errors", "_arrays", "_core", "_version", "random"},
     {"comm"},
-    {"mesh", "nn", "data", "optim", "debug"},
+    {"mesh", "nn", "data", "optim", "debug", "metrics"},
     {"dtensor"},
     {"parallel", "checkpoint"},
     {"interop", "testing"},

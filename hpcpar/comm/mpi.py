@@ -6,7 +6,6 @@ their orders never mix; messages of both travel on lane 0's, under tags of their
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -22,6 +21,7 @@ from .mpi_direct import TAG, DirectCalls, are_equal
 from .mpi_messages import Mailbox
 from .mpi_own import OWN
 from .mpi_running import Running, Stages
+from .roll import last_words
 from .sizes import starts
 
 __all__ = ["MpiBackend", "cached_on"]
@@ -131,8 +131,9 @@ class MpiBackend(Backend):
         """Say why and end the job: MPI offers nothing less that reaches the others."""
         kind = type(reason).__name__
         text = f"[rank {self.rank}/{self.size}] hpcpar ends the job: {kind}: {reason}\n"
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        out = last_words()
+        out.write(text)
+        out.flush()
         self._mpi.COMM_WORLD.Abort(1)
 
     # -- running ---------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -10,10 +11,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TextIO
 
 from .channel import Channel
 
-__all__ = ["Departure", "Failure", "Kind", "Pace", "Roll"]
+__all__ = ["Departure", "Failure", "Kind", "Pace", "Roll", "last_words"]
 
 _FAILED, _LEFT, _ASK, _TOLD = range(1, 5)
 # A failing rank tells only this many others, so that the messages of a whole failing job stay
@@ -239,9 +241,19 @@ class Roll:
             lines.append(f"failed too: {', '.join(others)}")
         prefix = f"[rank {me}/{self._channel.size}] "
         sys.stdout.flush()
-        sys.stderr.write("".join(f"{prefix}{line}\n" for line in lines))
-        sys.stderr.flush()
+        out = last_words()
+        out.write("".join(f"{prefix}{line}\n" for line in lines))
+        out.flush()
         time.sleep(0.1)  # a launcher that is told to abort may drop what it has not read yet
+
+
+def last_words() -> TextIO:
+    """Return where to write what must be read though the process ends: standard error.
+
+    torch's excepthook collects what hooks before it write, to print it when they return.
+    """
+    real = sys.__stderr__
+    return real if real is not None and isinstance(sys.stderr, io.StringIO) else sys.stderr
 
 
 def _exit_failure(code: int) -> Failure:

@@ -34,12 +34,13 @@ from ..comm.bootstrap import StoreBootstrap, load_mpi
 from ..comm.settings import Settings
 from ..comm.world import on_mpi, on_store
 from ..errors import BackendUnavailable, HpcparError, LaunchError, UnsupportedError
+from .torch_module import AttachedModule, attach, buffers_of, params_of
 from .torch_monitor import meet
 from .torch_sparse import sum_sparse
 from .torch_tensors import Flat, Joined, array_of, op_of
 from .torch_work import Callers, Done, FromAny, Several, Under, torch_error
 
-__all__ = ["NAME", "ProcessGroup"]
+__all__ = ["NAME", "AttachedModule", "ProcessGroup", "attach", "buffers_of", "params_of"]
 
 #: What torch calls the backend.
 NAME = "hpcpar"

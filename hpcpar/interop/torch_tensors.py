@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from .._arrays import Array
 from ..comm.reductions import PremulSum, premul_sum
-from ..errors import UnsupportedError
+from ..errors import ArgumentError, UnsupportedError
 
-__all__ = ["Flat", "Joined", "array_of", "op_of"]
+__all__ = ["Flat", "Joined", "array_of", "array_on", "op_of", "tensor_on"]
 
 _OPS = {
     dist.ReduceOp.SUM: "sum",
@@ -113,6 +113,25 @@ def _seen(flat: torch.Tensor) -> Array:
 def array_of(tensor: torch.Tensor) -> Array:
     """Return a tensor's elements as a flat array, to be read."""
     return Flat(tensor).data
+
+
+def array_on(name: str, tensor: torch.Tensor) -> Array:
+    """Return a tensor as an array on its memory; `name` is for messages."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ArgumentError(
+            f"attach: tensor {name!r} is on {tensor.device}, with strides {tensor.stride()}; it "
+            "must be contiguous, on the CPU. Call module.cpu(), or contiguous()."
+        )
+    return _seen(tensor.view(-1)).reshape(tensor.shape)
+
+
+def tensor_on(array: Array) -> torch.Tensor:
+    """Return an array as a tensor on its memory."""
+    for dtype, (shown, kind) in _EXTRA.items():
+        if array.dtype == kind:
+            same_size = _seen(torch.empty(0, dtype=shown)).dtype
+            return torch.from_numpy(array.view(same_size)).view(dtype)
+    return torch.from_numpy(array)
 
 
 def op_of(op: Any) -> str | PremulSum:

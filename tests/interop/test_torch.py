@@ -149,3 +149,27 @@ def test_a_failure_under_ddp_is_an_error(tmp_path, how, said):
     )  # fmt: skip
     assert "told:" in done.stdout, done.stderr
     assert said in done.stdout
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_modules_under_our_ddp(size):
+    script = str(HERE / "torch_attached.py")
+    said = started([sys.executable, "-m", "hpcpar", "run", "-n", str(size), script]).split()
+    assert said[-1] == "what_is_refused"
+
+
+UNCAUGHT = """
+import torch.distributed as dist, hpcpar as hp, hpcpar.interop.torch
+hp.init()
+dist.init_process_group("gloo")
+raise ValueError("a mistake")
+"""
+
+
+def test_an_uncaught_exception_is_told_though_torch_collects_it(tmp_path):
+    script = tmp_path / "uncaught.py"
+    script.write_text(UNCAUGHT)
+    words = [sys.executable, "-m", "hpcpar", "run", "-n", "2", str(script)]
+    done = subprocess.run(words, env=ENV, capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0
+    assert "ValueError: a mistake" in done.stdout + done.stderr

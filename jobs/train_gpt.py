@@ -21,7 +21,8 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,9 +34,10 @@ from hpcpar import checkpoint, debug
 from hpcpar.comm.sizes import uneven_slice
 from hpcpar.data import Sampler, TextCorpus, read_text
 from hpcpar.errors import ArgumentError, BackendUnavailable, CheckpointError
+from hpcpar.metrics import Means
 from hpcpar.nn import GPT, Ctx, cast, cross_entropy, cross_entropy_backward
 from hpcpar.optim import SGD, AdamW, Optimizer, clip_grad_norm, warmup_cosine
-from hpcpar.parallel import DDP
+from hpcpar.parallel import DDP, Cast, CommHook, Int8, LocalSGD, PowerSGD, TopK
 from hpcpar.random import Key
 
 VOCABULARY = 256
@@ -43,7 +45,21 @@ VALIDATION_WINDOWS = 64
 PROMPT = b"\ndef "
 
 #: What a checkpoint and the command line must agree on.
-IDENTITY = ("layers", "hidden", "heads", "seq", "dropout", "dtype", "optimizer", "batch", "seed")
+IDENTITY = (
+    *("layers", "hidden", "heads", "seq", "dropout", "dtype", "optimizer", "batch", "seed"),
+    "hook",
+)
+
+#: By name on the command line: communication hooks of data parallel training.
+HOOKS: dict[str, Callable[[], list[CommHook]]] = {
+    "none": list,
+    "fp16": lambda: [Cast("float16")],
+    "bf16": lambda: [Cast("bfloat16")],
+    "int8": lambda: [Int8()],
+    "topk": lambda: [TopK(0.01)],
+    "powersgd": lambda: [PowerSGD(2, start_step=10)],
+    "localsgd": lambda: [LocalSGD(4, start_step=10)],
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -84,6 +100,9 @@ def parse(arguments: Sequence[str] | None, quiet: bool = False) -> argparse.Name
     add("--momentum", type=_at_least(float, 0), default=0.9, help="of sgd (%(default)s)")
     add("--weight-decay", type=_at_least(float, 0), default=0.01, help="(%(default)s)")
     add("--clip", type=_at_least(float, 0), default=1.0, help="gradient norm, 0: off (%(default)s)")
+    add("--hook", choices=HOOKS, default="none", help="what compresses gradients (%(default)s)")
+    add("--accumulate", type=_at_least(int, 1), default=1, help="micro-steps (%(default)s)")
+    add("--uneven", action="store_true", help="ranks have other numbers of steps: DDP.join()")
     add("--seed", type=int, default=0, help="of weights, order and dropout (%(default)s)")
     add("--val-every", type=_at_least(int, 0), default=100, help="0: at the end (%(default)s)")
     add("--save-every", type=_at_least(int, 0), default=0, help="0: at the end (%(default)s)")
@@ -130,7 +149,7 @@ class Trainer:
             dropout=config.dropout,
         )
         params = cast(self.model.init(self.key.child("init")), config.dtype)
-        self.ddp = DDP(params, group=group)
+        self.ddp = DDP(params, group=group, hooks=HOOKS[config.hook]())
         self.optimizer = make_optimizer(config)
         self.optimizer_state = self.optimizer.init(self.ddp.params)
         self.schedule = warmup_cosine(
@@ -161,16 +180,51 @@ class Trainer:
         stop
             Whether `stop` was true on any rank.
         """
-        ctx = Ctx(True, self.key.child("dropout"), self.step, self._batch_start())
-        x, y = self.corpus.train[self.sampler.take(self.group.rank, self.group.size)]
-        with self.ddp.step(weight=y.size) as step:
-            logits, saved = self.model.forward(self.ddp.params, x, ctx)
-            loss, kept = cross_entropy(logits, y)
-            self.model.backward(self.ddp.params, saved, cross_entropy_backward(kept), step.on_grad)
+        start, mine = self._batch_start(), self.sampler.take(self.group.rank, self.group.size)
+        lost, count = self._accumulate(mine, start)
         self._update(self.schedule(self.step - 1))
-        total, tokens, stops = self.group.all_reduce(np.array([float(loss) * y.size, y.size, stop]))
+        total, tokens, stops = self.group.all_reduce(np.array([lost, count, stop]))
         self.losses.append(float(total / tokens))
         return self.losses[-1], bool(stops)
+
+    def train_unevenly(self, show: Callable[[float], None]) -> None:
+        """Take all steps, on each rank as many as it has data for. Collective over the group.
+
+        The last rank has half as many as the first. A step's loss is that of this rank.
+        """
+        means, whole = Means(self.group), self.config.steps
+        mine = whole - whole // 2 * self.group.rank // max(1, self.group.size - 1)
+        with self.ddp.join() as join:
+            while self.step < mine:
+                start = self._batch_start()
+                indices = self.sampler.take(self.group.rank, self.group.size)
+                lost, count = self._accumulate(indices, start)
+                self._update(self.schedule(self.step - 1))
+                self.losses.append(lost / max(1, count))
+                means.update({"loss": self.losses[-1]}, weight=count)
+                show(self.losses[-1])
+        if join.last is not None:  # parameters came with the block, the optimizer's state has not
+            state = self.group.broadcast_object(self.optimizer_state, root=join.last)
+            self.optimizer_state.update(state)
+        self.losses = [means.compute()["loss"]]
+        self.sampler.step = whole
+
+    def _accumulate(self, mine: Any, start: int) -> tuple[float, int]:
+        """Make the gradients of some samples, in micro-steps; return their loss and tokens."""
+        lost, count = 0.0, 0
+        parts = np.array_split(mine, self.config.accumulate)
+        for number, part in enumerate(parts):
+            ctx = Ctx(True, self.key.child("dropout"), self.sampler.step - 1, start)
+            x, y = self.corpus.train[part]
+            is_last = number == len(parts) - 1
+            silence = nullcontext() if is_last else self.ddp.no_sync()
+            with silence, self.ddp.step(weight=y.size) as step:
+                logits, saved = self.model.forward(self.ddp.params, x, ctx)
+                loss, kept = cross_entropy(logits, y)
+                dlogits = cross_entropy_backward(kept)
+                self.model.backward(self.ddp.params, saved, dlogits, step.on_grad)
+            lost, count, start = lost + float(loss) * y.size, count + y.size, start + len(part)
+        return lost, count
 
     def _batch_start(self) -> int:
         """Return where this rank's part of the batch begins: dropout masks are global."""
@@ -184,6 +238,9 @@ class Trainer:
         self.skipped = not math.isfinite(norm)
         if not self.skipped:
             self.optimizer.update(self.ddp.params, grads, self.optimizer_state, lr=lr)
+        for hook in self.ddp.hooks:
+            if isinstance(hook, LocalSGD):
+                hook.average(self.ddp.params)
 
     def validate(self) -> float:
         """Return the mean loss over some of the validation windows. Collective over the group."""
@@ -208,12 +265,13 @@ class Trainer:
         return bytes(ids[0].astype(np.uint8)).decode("utf-8", "replace")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a run needs to go on with the same numbers."""
+        """Return all that a run needs to go on with the same numbers. Collective."""
         parts: dict[str, Mapping[Any, Any]] = {
             "param": self.ddp.params,
             "optimizer": self.optimizer_state,
             "sampler": self.sampler.state_dict(),
             "validation": self.validation,
+            "ddp": self.ddp.state_dict(),
             "config": {name: getattr(self.config, name) for name in IDENTITY},
         }
         state = {
@@ -241,6 +299,7 @@ class Trainer:
         self.optimizer_state.update(_part(state, "optimizer"))
         for name, array in self.ddp.params.items():
             array[...] = state[f"param.{name}"]
+        self.ddp.load_state_dict(_part(state, "ddp"))
 
 
 def _part(state: dict[str, Any], part: str) -> dict[str, Any]:
@@ -310,6 +369,9 @@ class Job:
 
     def _train(self, stop: Stop, report: Report) -> None:
         trainer, config = self.trainer, self.config
+        if config.uneven:
+            self._train_unevenly(report)
+            return
         stopped = False
         while trainer.step < config.steps and not stopped:
             began = time.perf_counter()
@@ -325,6 +387,18 @@ class Job:
                 self.save()
         if stopped:
             report.note(f"stopped at step {trainer.step}; go on with --resume")
+
+    def _train_unevenly(self, report: Report) -> None:
+        began = time.perf_counter()
+
+        def show(loss: float) -> None:
+            seconds = time.perf_counter() - began
+            done = self.trainer.step
+            tokens = self.config.batch * self.config.seq * done / seconds
+            report.step(done, loss, tokens, self.trainer.ddp.stats().last)
+
+        self.trainer.train_unevenly(show)
+        report.note(f"mean loss of all ranks and steps {self.trainer.losses[-1]:#.12g}")
 
     def _finish(self, report: Report) -> None:
         trainer, out = self.trainer, self.config.out

@@ -39,6 +39,8 @@ def tables(report: dict[str, Any]) -> list[Table]:
         return [_pack(report)]
     if report["bench"] == "tune":
         return [_tune(report)]
+    if report["bench"] == "ddp":
+        return [_ddp(report)]
     verbs = dict.fromkeys(row["verb"] for row in report["results"])
     return [_verb(report, verb) for verb in verbs]
 
@@ -136,6 +138,20 @@ def _tune(report: dict[str, Any]) -> Table:
     ]
     title = f"switch points, times as fast as the first of each: {report['cpu']}"
     return Table(title, ["parameter", "value", "gain", "chosen"], rows)
+
+
+def _ddp(report: dict[str, Any]) -> Table:
+    rows = []
+    for row in report["results"]:
+        peer = row["peer_adds_ms"]
+        cells = [row["case"], f"{row['params'] / 1e6:.1f}", str(row["wrong"])]
+        cells += [f"{row['alone_ms']:.2f}", f"{row['ours_adds_ms']:.2f}"]
+        cells += ["-" if peer is None else f"{peer:.2f}", f"{row['ratio']:.3f}"]
+        rows.append([*cells, f"{row['low']:.3f} to {row['high']:.3f}", row["ratio_of"]])
+    columns = ["case", "M params", "#wrong", "alone ms", "ours +ms", "peer +ms", "ratio"]
+    columns += ["95 %", "of"]
+    title = f"ddp  {report['ranks']} ranks, {report['options']['steps']} steps of each way by turns"
+    return Table(title, columns, rows)
 
 
 def _us(value: float) -> str:

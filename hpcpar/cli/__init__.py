@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from ..errors import HpcparError
-from . import bench, info, inspect, mpi4py, run, selftest, tune
+from . import bench, info, inspect, mpi4py, run, selftest, trace, tune
 
 __all__ = ["main"]
 
@@ -19,6 +19,7 @@ _COMMANDS = (
     mpi4py.COMMAND,
     run.COMMAND,
     selftest.COMMAND,
+    trace.COMMAND,
     tune.COMMAND,
 )
 

@@ -7,11 +7,13 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from ..bench import collectives, pack, startup
+from ..bench import collectives, ddp, pack, startup
 from ..bench.cases import MODES, VERBS
 from ..bench.formulas import parse_bytes, size_steps
+from ..comm.group import Group
 from ..comm.launch import is_launched
 from ..comm.world import init, shutdown
 from ..errors import ArgumentError
@@ -26,6 +28,7 @@ Measure, and check every result that is timed.
 
   hpcpar bench collectives -n 2 --verbs all_reduce,all_gather -b 4 -e 25M -f 4
   mpiexec -n 2 hpcpar bench collectives --check off --peers mpi4py,gloo --json out.json
+  hpcpar bench ddp -n 2 --cases gpt,small
   hpcpar bench pack
   hpcpar bench import
 
@@ -49,6 +52,14 @@ beside np.copyto of the same bytes and beside a Python loop of copies. ratio is 
 """
 _IMPORT = """\
 Time `import hpcpar` beside `import numpy` in fresh processes, and count the files they open.
+"""
+_DDP = """\
+Time what data parallel training adds to a step: its step minus the step alone, of the same round.
+
+gpt: a PyTorch transformer of 25 million parameters under our DDP and under torch's over Gloo, and
+small: one of 1,000 small parameters; ratio is ours / torch's. alone: our GPT under a DDP of one
+rank; ratio is what that adds over the step. sleep: layers that sleep; ratio is what is hidden of
+the communication that can be, all but the last bucket's. gpt and small need torch.
 """
 #: Flag, and what argparse is told; all but -n and --json travel to the ranks that -n starts.
 _FLAGS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
@@ -74,6 +85,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
     benches = parser.add_subparsers(dest="bench", metavar="BENCH", required=True)
     for name, description, add, measure in (
         ("collectives", _COLLECTIVES, _add_collectives, _collectives),
+        ("ddp", _DDP, _add_ddp, _ddp),
         ("pack", _PACK, _add_pack, _pack),
         ("import", _IMPORT, _add_import, _import),
     ):
@@ -103,6 +115,13 @@ def _add_collectives(parser: ArgumentParser) -> None:
     )
 
 
+def _add_ddp(parser: ArgumentParser) -> None:
+    parser.add_argument("-n", type=int, metavar="N", help="start N ranks, as hpcpar run does")
+    cases = ",".join(ddp.CASES)
+    parser.add_argument("--cases", default=cases, metavar="A,B", help=f"default {cases}")
+    parser.add_argument("--steps", type=int, default=40, help="of each way (default 40)")
+
+
 def _add_pack(parser: ArgumentParser) -> None:
     chosen = pack.Options()
     for name in ("layers", "hidden", "vocab", "rounds", "warmup"):
@@ -126,11 +145,7 @@ def _collectives(args: Namespace) -> int:
             raise ArgumentError(f"-n {args.n}: this is a job already. Leave -n to mpiexec.")
         return run.start_own(args.n, ["bench", "collectives", *_words(args)])
     group = init(backend=args.backend, check=args.check)
-    report = collectives.run(group, options, _Progress().say if group.rank == 0 else None)
-    code = show(report, args.json) if group.rank == 0 else 0
-    code = int(group.broadcast(code))
-    shutdown()
-    return code
+    return _on_ranks(group, args, partial(collectives.run, options=options))
 
 
 def _options(args: Namespace) -> collectives.Options:
@@ -158,6 +173,28 @@ def _words(args: Namespace) -> list[str]:
     words += ["--in-place"] * args.in_place + ["--out-of-place"] * args.out_of_place
     words += ["--symmetric"] * args.symmetric
     return [*words, *(["--json", args.json] if args.json is not None else [])]
+
+
+def _ddp(args: Namespace) -> int:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if args.n is not None:
+        if is_launched(os.environ):
+            raise ArgumentError(f"-n {args.n}: this is a job already. Leave -n to mpiexec.")
+        words = ["bench", "ddp", "--cases", args.cases, "--steps", str(args.steps)]
+        return run.start_own(args.n, words + (["--json", args.json] if args.json else []))
+    return _on_ranks(init(), args, partial(ddp.run, options=_ddp_options(args)))
+
+
+def _ddp_options(args: Namespace) -> ddp.Options:
+    return ddp.Options(tuple(args.cases.split(",")), args.steps)
+
+
+def _on_ranks(group: Group, args: Namespace, measure: Callable[..., dict[str, Any]]) -> int:
+    """Measure on all ranks; rank 0 shows it."""
+    report = measure(group, progress=_Progress().say if group.rank == 0 else None)
+    code = int(group.broadcast(show(report, args.json) if group.rank == 0 else 0))
+    shutdown()
+    return code
 
 
 def _pack(args: Namespace) -> int:

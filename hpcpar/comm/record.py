@@ -7,7 +7,7 @@ the backend is MPI, whose algorithm is its own, they are a model.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .._arrays import DTYPE_NAMES
@@ -20,6 +20,7 @@ __all__ = [
     "VERBS",
     "Entry",
     "Traffic",
+    "busy_seconds",
     "describe_newest",
     "describe_record",
     "describe_records",
@@ -211,3 +212,18 @@ def traffic_of(op: Operation, rank: int, size: int) -> Traffic:
         received_parts=[n * item for n in op.recv_counts],
         root=op.root or 0,
     )
+
+
+def busy_seconds(intervals: Iterable[tuple[int, int]]) -> float:
+    """Return how long at least one of the intervals, in nanoseconds, was open. Pure.
+
+    Examples
+    --------
+    >>> busy_seconds([(0, 10**9), (5 * 10**8, 2 * 10**9), (3 * 10**9, 4 * 10**9)])
+    3.0
+    """
+    total = end = 0
+    for start, stop in sorted(intervals):
+        total += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return total / 1e9

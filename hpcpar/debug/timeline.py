@@ -17,9 +17,10 @@ from ..comm.record import VERBS, Entry
 from ..comm.root import on_root
 from ..errors import ArgumentError
 
-__all__ = ["RankRecord", "trace", "trace_events"]
+__all__ = ["RankRecord", "own_record", "trace", "trace_events", "write_trace"]
 
 _CAPACITY = 1024
+_FIRST_SPAN_TRACK = 1 << 30  # behind the tracks of 4,096 groups
 
 
 class RankRecord(NamedTuple):
@@ -35,12 +36,26 @@ class RankRecord(NamedTuple):
         Names of the groups by slot.
     entries
         Its records, oldest first.
+    spans
+        What it did between operations: track, name, start and end in nanoseconds.
     """
 
     host: str
     now_ns: int
     groups: Sequence[str]
     entries: Sequence[Sequence[Any]]
+    spans: Sequence[Sequence[Any]] = ()
+
+
+def own_record(group: Group) -> RankRecord:
+    """Return the record of this rank as it is now. Local."""
+    return RankRecord(
+        socket.gethostname(),
+        time.monotonic_ns(),
+        [name for name, _ in group.home.slots],
+        [list(entry) for entry in group.recorder.last(_CAPACITY)],
+        [list(span) for span in group.home.spans],
+    )
 
 
 def trace(path: str | PathLike[str], *, group: Group | None = None) -> int:
@@ -68,26 +83,24 @@ def trace(path: str | PathLike[str], *, group: Group | None = None) -> int:
     """
     group = as_group(group)
     group.barrier()
-    mine = RankRecord(
-        socket.gethostname(),
-        time.monotonic_ns(),
-        [name for name, _ in group.home.slots],
-        [list(entry) for entry in group.recorder.last(_CAPACITY)],
-    )
-    gathered = [RankRecord(*record) for record in group.all_gather_object(list(mine))]
-    on_root(lambda: _write(Path(path), trace_events(gathered)), group=group)
+    mine = list(own_record(group))
+    gathered = [RankRecord(*record) for record in group.all_gather_object(mine)]
+    on_root(lambda: write_trace(Path(path), trace_events(gathered)), group=group)
     return sum(len(record.entries) for record in gathered)
 
 
-def trace_events(records: Sequence[RankRecord]) -> list[dict[str, Any]]:
-    """Return the trace events of all ranks, on rank 0's clock. Pure.
+def trace_events(
+    records: Sequence[RankRecord], ranks: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """Return the trace events of all ranks, on the first one's clock. Pure.
 
     Ranks on one machine share its clock. The clock of another machine is shifted so that the
     moments `now_ns` coincide.
     """
     events: list[dict[str, Any]] = []
     first = records[0]
-    for rank, record in enumerate(records):
+    numbers = range(len(records)) if ranks is None else ranks
+    for rank, record in zip(numbers, records, strict=True):
         shift = 0 if record.host == first.host else first.now_ns - record.now_ns
         events.append(_named("process_name", f"rank {rank} on {record.host}", rank, 0))
         events += _rank_events(rank, record, shift)
@@ -103,6 +116,24 @@ def _rank_events(rank: int, record: RankRecord, shift: int) -> Iterable[dict[str
         yield _named("thread_name", name, rank, _track_id(track))
     for entry, track in zip(entries, tracks, strict=True):
         yield _operation(entry, record, rank, _track_id(track), shift)
+    yield from _span_events(rank, record, shift)
+
+
+def _span_events(rank: int, record: RankRecord, shift: int) -> Iterable[dict[str, Any]]:
+    """Yield what lies between operations, on tracks below those of the groups."""
+    names = sorted({track for track, *_ in record.spans})
+    for number, name in enumerate(names):
+        yield _named("thread_name", name, rank, _FIRST_SPAN_TRACK + number)
+    for track, name, start_ns, end_ns in record.spans:
+        yield {
+            "ph": "X",
+            "name": name,
+            "cat": track,
+            "pid": rank,
+            "tid": _FIRST_SPAN_TRACK + names.index(track),
+            "ts": (start_ns + shift) / 1000,
+            "dur": (end_ns - start_ns) / 1000,
+        }
 
 
 def _tracks(entries: Sequence[Entry], now_ns: int) -> list[tuple[int, int]]:
@@ -154,7 +185,7 @@ def _named(kind: str, name: str, rank: int, thread: int) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": rank, "tid": thread, "args": {"name": name}}
 
 
-def _write(path: Path, events: list[dict[str, Any]]) -> None:
+def write_trace(path: Path, events: list[dict[str, Any]]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))

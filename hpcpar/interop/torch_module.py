@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -13,6 +14,8 @@ from ..parallel import DDP, Step
 from .torch_tensors import array_on, tensor_on
 
 __all__ = ["AttachedModule", "attach", "buffers_of", "params_of"]
+
+_SMALL = 1 << 16  # bytes up to which a gradient waits for the others of its bucket
 
 
 def params_of(module: torch.nn.Module) -> dict[str, Array]:
@@ -86,19 +89,52 @@ class AttachedModule:
                 "of both. Make the DDP with params_of(module)."
             )
         self._step: Step | None = None
+        self._places: dict[str, tuple[Array, torch.Tensor]] = {}
+        self._waiting: dict[str, torch.Tensor] = {}
+        self._bucket_of: dict[str, int] = {}
+        self._due: list[int] = []
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._hook_of(name))
             for name, p in self._params.items()
         ]
 
     def _hook_of(self, name: str) -> Any:
+        is_small = self._params[name].nbytes <= _SMALL
+        waiting = self._waiting
+
         def hook(p: torch.Tensor) -> None:
             """Move the gradient into its bucket; the next layer's may have its memory."""
-            if self._step is not None and p.grad is not None:
-                self._step.put(name, array_on(name, p.grad.contiguous()))
-                p.grad = None
+            if self._step is None:
+                return
+            waiting[name], p.grad = p.grad, None
+            if not is_small:
+                self._give([name])
+            else:
+                index = self._bucket_of[name]
+                self._due[index] -= 1
+                if not self._due[index]:
+                    self._give([n for n in waiting if self._bucket_of[n] == index])
 
         return hook
+
+    def _give(self, names: list[str]) -> None:
+        """Report gradients that wait: copied together they cost little more than one."""
+        if names and self._step is not None:
+            self._step.on_grads(names, self._fill)
+            for name in names:
+                del self._waiting[name]
+
+    def _fill(self, names: Sequence[str], outs: Sequence[Array], add: bool) -> None:
+        places = [self._place(name, out) for name, out in zip(names, outs, strict=True)]
+        grads = [self._waiting[name] for name in names]
+        (torch._foreach_add_ if add else torch._foreach_copy_)(places, grads)
+
+    def _place(self, name: str, view: Array) -> torch.Tensor:
+        """Return the tensor on the memory of a gradient."""
+        known = self._places.get(name)
+        if known is None or known[0] is not view:  # the buckets have been laid out anew
+            known = self._places[name] = (view, tensor_on(view))
+        return known[1]
 
     def step(self, weight: float | None = None, **options: Any) -> _ModuleStep:
         """Return the context of one forward and backward pass; as `DDP.step`."""
@@ -111,16 +147,28 @@ class AttachedModule:
 
     def begin(self, step: Step) -> None:
         """Send gradients to `step`; none of an earlier one may be added to."""
+        buckets = self._ddp.buckets
+        self._bucket_of = {name: i for i, bucket in enumerate(buckets) for name in bucket.names}
+        small = [name for name, p in self._params.items() if p.nbytes <= _SMALL]
+        self._due = [0] * len(buckets)
+        for name in small:
+            self._due[self._bucket_of[name]] += 1
         for p in self._params.values():
             p.grad = None
+        self._waiting.clear()
         self._step = step
+
+    def finish(self) -> None:
+        """Report what still waits: some of its bucket got no gradient."""
+        self._give(list(self._waiting))
 
     def end(self) -> None:
         """Set the gradients that have been averaged."""
         self._step = None
         for name, grad in self._ddp.grads.items():
             p = self._params[name]
-            p.grad = tensor_on(grad).to(p.dtype)  # the same memory, if it is the same type
+            place = self._place(name, grad)
+            p.grad = place if place.dtype == p.dtype else place.to(p.dtype)
 
 
 class _ModuleStep:
@@ -141,6 +189,8 @@ class _ModuleStep:
         traceback: TracebackType | None,
     ) -> Literal[False]:
         try:
+            if exc is None:
+                self._attached.finish()
             self._step.__exit__(exc_type, exc, traceback)
         finally:
             self._attached.end()

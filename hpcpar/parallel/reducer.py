@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..comm.group import Group
-from ..comm.record import Entry
+from ..comm.record import Entry, busy_seconds
 from ..comm.work import Work
 from ..errors import MismatchError
 from .bucket import Bucket
 from .hooks import Flow
-from .stats import busy_seconds
 
 __all__ = ["Reducer"]
 

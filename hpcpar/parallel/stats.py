@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Stats", "StepTimes", "busy_seconds"]
+__all__ = ["Stats", "StepTimes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +78,3 @@ class Stats:
     steps: int
     last: StepTimes
     total: StepTimes
-
-
-def busy_seconds(intervals: Iterable[tuple[int, int]]) -> float:
-    """Return how long at least one of the intervals, in nanoseconds, was open. Pure.
-
-    Examples
-    --------
-    >>> busy_seconds([(0, 10**9), (5 * 10**8, 2 * 10**9), (3 * 10**9, 4 * 10**9)])
-    3.0
-    """
-    total = end = 0
-    for start, stop in sorted(intervals):
-        total += max(0, stop - max(start, end))
-        end = max(end, stop)
-    return total / 1e9

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
@@ -20,7 +20,7 @@ from .reducer import Reducer
 from .replica import Replica
 from .report import Report, Verdict, explanation
 from .stats import StepTimes
-from .window import Window
+from .window import FillAll, Window
 
 if TYPE_CHECKING:
     from .join import Join
@@ -113,6 +113,30 @@ class Step:
         self._reports[first] = count
         if self._sync and replica.usage.is_complete(first, count):
             self._reducer.arrived(replica.layout.bucket_of[first])
+
+    def on_grads(self, names: Sequence[str], fill: FillAll) -> None:
+        """Take several gradients at once; as `on_grad` for each. Local, does not wait.
+
+        Parameters
+        ----------
+        names
+            Names of parameters, each once.
+        fill
+            ``fill(names, outs, add)`` writes or adds the gradients of some of them.
+        """
+        replica, layout = self._replica, self._replica.layout
+        if not self._is_open:
+            raise ArgumentError(f"ddp.step: gradient {names[0]!r} was reported outside its block.")
+        counts = {name: self._reports.get(name, 0) + 1 for name in names}
+        for name, count in counts.items():
+            replica.usage.check(name, name, count, replica.group)
+        self._first = self._first or time.monotonic()
+        replica.window.take_all(names, layout.views, fill)
+        for name, count in counts.items():
+            self._reports.pop(name, None)
+            self._reports[name] = count
+            if self._sync and replica.usage.is_complete(name, count):
+                self._reducer.arrived(layout.bucket_of[name])
 
     def put(self, name: str, grad: Array) -> None:
         """Take an array as the gradient of `name`; as `on_grad`, for gradients made elsewhere.

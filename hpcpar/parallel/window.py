@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from .._arrays import Array
 from ..nn.layer import Fill
 from .hooks import scale
 
-__all__ = ["Window"]
+__all__ = ["FillAll", "Window"]
+
+#: Writes the gradients of some names into arrays, or adds them.
+FillAll: TypeAlias = Callable[[Sequence[str], Sequence[Array], bool], object]
 
 
 class Window:
@@ -46,8 +52,7 @@ class Window:
 
     def take(self, name: str, view: Array, fill: Fill) -> None:
         """Put a gradient of the current micro-step into the view, onto what is there already."""
-        weight = self.weights[-1] if self.multiplied or self.weights[-1] == 0 else None
-        add = name in self.touched
+        weight, add = self._factor, name in self.touched
         self.touched.add(name)
         if weight == 0:
             if not add:
@@ -59,7 +64,34 @@ class Window:
         else:
             scale(fill(out=view), weight)
 
+    def take_all(self, names: Sequence[str], views: Mapping[str, Array], fill: FillAll) -> None:
+        """Put several gradients into their views, in one call of `fill` if nothing is scaled."""
+        if self._factor is not None:
+            for name in names:
+                self.take(name, views[name], partial(_one, fill, name, views[name]))
+            return
+        new = [name for name in names if name not in self.touched]
+        self.touched.update(new)
+        old = [name for name in names if name not in new] if len(new) < len(names) else []
+        for some, add in ((new, False), (old, True)):
+            if some:
+                fill(some, [views[name] for name in some], add)
+
+    @property
+    def _factor(self) -> float | None:
+        """Return what gradients are multiplied by as they come; None: nothing."""
+        return self.weights[-1] if self.multiplied or self.weights[-1] == 0 else None
+
     def clear_untouched(self, views: Mapping[str, Any]) -> None:
         """Let nothing of an earlier window travel."""
         for name in views.keys() - self.touched:
             views[name][...] = 0
+
+
+def _one(
+    fill: FillAll, name: str, view: Array, out: Array | None = None, add: bool = False
+) -> Array:
+    """Fill one gradient: into `out`, or a new array."""
+    out = np.empty_like(view) if out is None else out
+    fill([name], [out], add)
+    return out

@@ -108,6 +108,49 @@ def test_the_comparison_sees_what_is_wrong(ranks, train_gpt, monkeypatch, mutati
     ranks(body)
 
 
+@pytest.mark.sizes(1, 3)
+def test_micro_steps_change_nothing(ranks, train_gpt):
+    config = train_gpt.parse(f"{CONFIGS['sgd']} --accumulate 3".split())
+    expected = one_process(config)
+
+    def body(group):
+        losses = np.array(train(train_gpt, config, group).losses)
+        assert np.abs(losses - expected).max() < 1e-10
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("hook", ["fp16", "bf16", "int8", "topk", "powersgd", "localsgd"])
+def test_compressed_gradients_train_as_well(ranks, train_gpt, hook):
+    config = train_gpt.parse(f"{CONFIGS['adamw']} --dtype float32 --hook {hook}".split())
+
+    def body(group):
+        trainer = train(train_gpt, config, group, 40)
+        assert trainer.losses[-1] < trainer.losses[0] - 0.3
+        assert all(np.isfinite(leaf).all() for leaf in trainer.ddp.state_dict().values()
+                   if isinstance(leaf, np.ndarray))  # fmt: skip
+
+    ranks(body)
+
+
+def test_ranks_may_have_other_numbers_of_steps(ranks, train_gpt):
+    config = train_gpt.parse(f"{CONFIGS['sgd']} --steps 12 --uneven".split())
+
+    def body(group):
+        trainer = train_gpt.Trainer(config, corpus(), group)
+        shown = []
+        trainer.train_unevenly(shown.append)
+        assert len(shown) == 12 - 6 * group.rank // max(1, group.size - 1)
+        assert trainer.step == 12
+        for state in (trainer.ddp.params, trainer.optimizer_state):
+            for value in state.values():
+                if isinstance(value, np.ndarray):
+                    assert (group.all_gather(value[None]) == value).all()
+
+    ranks(body)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_narrow_types_train_as_well(ranks, train_gpt, dtype):
     config = train_gpt.parse(f"{CONFIGS['adamw']} --dtype {dtype}".split())

@@ -186,6 +186,7 @@ def _named(kind: str, name: str, rank: int, thread: int) -> dict[str, Any]:
 
 
 def write_trace(path: Path, events: list[dict[str, Any]]) -> None:
+    """Write trace events to a file, whose folder is made. Local."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))

@@ -55,18 +55,15 @@ def test_single_files_and_silence(tmp_path, capsys):
 def test_clocks_of_other_machines_are_aligned_by_the_time_of_day(tmp_path):
     files = write(tmp_path)
     content = json.loads(files[1].read_text())
-    for key in ("now_ns",):
-        content[key] += 10**15  # its clock began earlier
-    content["entries"] = [
-        [*e[:7], e[7] + 10**15, e[8] + 10**15, *e[9:]] for e in content["entries"]
-    ]
+    later = 10**15  # its clock began earlier
+    content["now_ns"] += later
+    content["entries"] = [[*e[:7], e[7] + later, e[8] + later, *e[9:]] for e in content["entries"]]
     content["host"] = "other"
     files[1].write_text(json.dumps(content))
     records = debug.load_records([tmp_path])
     events = debug.trace_events(list(records.values()))
-    last = [
-        max(e["ts"] for e in events if e["pid"] == r and e.get("cat") == "world") for r in (0, 1)
-    ]
+    world = [event for event in events if event.get("cat") == "world"]
+    last = [max(e["ts"] for e in world if e["pid"] == rank) for rank in (0, 1)]
     assert abs(last[0] - last[1]) < 1e6  # a second, of 10^6
 
 

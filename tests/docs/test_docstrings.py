@@ -29,9 +29,10 @@ def failures(name):
 
 @pytest.mark.parametrize("name", ["hpcpar", *PLAIN])
 def test_examples(name):
-    if name.startswith("hpcpar.interop.torch"):
+    needs_torch = "torch" in name
+    if needs_torch:
         pytest.importorskip("torch")
-    if name.startswith("hpcpar.interop"):  # these load MPI, which other tests do without
+    if needs_torch or name.startswith("hpcpar.interop"):  # these load MPI; others do not
         script = f"from test_docstrings import failures; assert failures({name!r}) == 0"
         here = Path(__file__).parent
         subprocess.run([sys.executable, "-c", script], cwd=here, check=True, timeout=60)

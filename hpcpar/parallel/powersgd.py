@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,18 +33,28 @@ def powersgd_count(bucket: Bucket, rank: int, min_rate: float = 2.0) -> int:
     350
     """
     return sum(
-        math.prod(shape) if matrix is None else rank * sum(matrix)
+        math.prod(shape) if cut is None else cut.rank * (cut.rows + cut.columns)
         for shape in bucket.shapes
-        for matrix in [_matrix(shape, rank, min_rate)]
+        for cut in [_cut_of(shape, rank, min_rate)]
     )
 
 
-def _matrix(shape: tuple[int, ...], rank: int, min_rate: float) -> tuple[int, int] | None:
-    """Return rows and columns of a gradient that is worth compressing."""
+class _Cut(NamedTuple):
+    """A gradient as a matrix, and the rank of its thin ones."""
+
+    rows: int
+    columns: int
+    rank: int
+
+
+def _cut_of(shape: tuple[int, ...], rank: int, min_rate: float) -> _Cut | None:
+    """Return how a gradient is compressed, if it is worth it."""
     if len(shape) < 2:
         return None
     rows, columns = shape[0], math.prod(shape[1:])
-    return (rows, columns) if (rows + columns) * rank * min_rate < rows * columns else None
+    rank = min(rank, rows, columns)  # a matrix has no more
+    is_worth = (rows + columns) * rank * min_rate < rows * columns
+    return _Cut(rows, columns, rank) if is_worth else None
 
 
 class PowerSGD(CommHook):
@@ -130,23 +140,24 @@ class PowerSGD(CommHook):
 
     def reduce(self, x: Array, grad: GradBucket, onward: Onward) -> Flow:
         """Reduce the thin matrices, P first."""
-        matrices = self._matrices(grad.plan)
-        if grad.step < self._start_step or not matrices:
+        cuts = self._cuts(grad.plan)
+        if grad.step < self._start_step or not cuts:
             return (yield from onward(x))
         kept = self._residual.flat(grad.index)
         total = x + kept if self._error_feedback else x.astype(kept.dtype)
         views = grad.plan.views(total)
-        ms = {name: views[name].reshape(shape) for name, shape in matrices.items()}
-        rest = [view.reshape(-1) for name, view in views.items() if name not in matrices]
-        first = yield from onward(
-            _join([m @ self._begin(name, m, grad.step) for name, m in ms.items()] + rest)
-        )
-        ps = {name: _orthonormal(p) for name, p in self._cut(first, ms, 0)}
+        ms = {name: views[name].reshape(cut.rows, cut.columns) for name, cut in cuts.items()}
+        rest = [view.reshape(-1) for name, view in views.items() if name not in cuts]
+        qs = {
+            name: self._begin(name, cut, views[name].dtype, grad.step) for name, cut in cuts.items()
+        }
+        first = yield from onward(_join([m @ qs[name] for name, m in ms.items()] + rest))
+        ps = {name: _orthonormal(p) for name, p in _parts(first, cuts, "rows")}
         second = yield from onward(_join([m.conj().T @ ps[name] for name, m in ms.items()]))
         mean = np.empty_like(total)
         means = grad.plan.views(mean)
-        for name, q in self._cut(second, ms, 1):
-            np.matmul(ps[name], q.conj().T, out=means[name].reshape(matrices[name]))
+        for name, q in _parts(second, cuts, "columns"):
+            np.matmul(ps[name], q.conj().T, out=means[name].reshape(ms[name].shape))
             if np.isfinite(q).all():
                 self._q[name] = q.copy()
             else:  # a lost step must not begin the next
@@ -160,31 +171,20 @@ class PowerSGD(CommHook):
         x[...] = mean
         return x
 
-    def _matrices(self, bucket: Bucket) -> dict[str, tuple[int, int]]:
-        """Return rows and columns of what is compressed, by name."""
-        found = {}
-        for name, shape in zip(bucket.names, bucket.shapes, strict=True):
-            matrix = _matrix(shape, self._rank, self._min_rate)
-            if matrix is not None:
-                found[name] = matrix
-        return found
+    def _cuts(self, bucket: Bucket) -> dict[str, _Cut]:
+        """Return what is compressed, and how, by name."""
+        pairs = zip(bucket.names, bucket.shapes, strict=True)
+        found = {name: _cut_of(shape, self._rank, self._min_rate) for name, shape in pairs}
+        return {name: cut for name, cut in found.items() if cut is not None}
 
-    def _begin(self, name: str, m: Array, step: int) -> Array:
+    def _begin(self, name: str, cut: _Cut, dtype: np.dtype[Any], step: int) -> Array:
         """Return the Q from which this step's P is computed."""
         if self._warm_start and name in self._q:
             return self._q[name]
         key = self._key.child(name)
-        real = np.float64 if m.dtype.itemsize // (1 + (m.dtype.kind == "c")) == 8 else np.float32
-        drawn = normal(key if self._warm_start else key.child(step), (m.shape[1], self._rank), real)
-        return drawn.astype(m.dtype, copy=False)
-
-    def _cut(self, flat: Array, ms: Mapping[str, Array], axis: int) -> Iterator[tuple[str, Array]]:
-        """Yield each P (axis 0) or Q (axis 1) out of what came back."""
-        at = 0
-        for name, m in ms.items():
-            count = m.shape[axis] * self._rank
-            yield name, flat[at : at + count].reshape(m.shape[axis], self._rank)
-            at += count
+        wide = np.float64 if np.finfo(dtype).bits == 64 else np.float32
+        drawn = normal(key if self._warm_start else key.child(step), (cut.columns, cut.rank), wide)
+        return drawn.astype(dtype, copy=False)
 
     def state_dict(self) -> State:
         """Return every Q, and what is not sent yet."""
@@ -195,6 +195,15 @@ class PowerSGD(CommHook):
         self._residual.load_state_dict(state)
         start = "q."
         self._q = {k.removeprefix(start): q for k, q in state.items() if k.startswith(start)}
+
+
+def _parts(flat: Array, cuts: Mapping[str, _Cut], axis: str) -> Iterator[tuple[str, Array]]:
+    """Yield each P ("rows") or Q ("columns") out of what came back."""
+    at = 0
+    for name, cut in cuts.items():
+        length = getattr(cut, axis)
+        yield name, flat[at : at + length * cut.rank].reshape(length, cut.rank)
+        at += length * cut.rank
 
 
 def _join(parts: Sequence[Array]) -> Array:

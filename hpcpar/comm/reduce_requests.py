@@ -21,6 +21,9 @@ from .request import Operand, Request, Steps, View, operands
 __all__ = ["AllReduce", "Barrier", "Reduce", "ReduceScatter", "Scan"]
 
 
+_BUCKET_NBYTES = 25 * 2**20  # of a tree's leaves that are packed into one operation
+
+
 class Barrier(Request):
     """Wait until every rank is here."""
 
@@ -37,7 +40,7 @@ class Barrier(Request):
 
 
 class _TreeReduction(Request):
-    """What all_reduce, reduce and scan share: leaves grouped by dtype, one operation each."""
+    """What all_reduce, reduce and scan share: leaves in buckets, one operation each."""
 
     primitive_verb: str
 
@@ -48,9 +51,10 @@ class _TreeReduction(Request):
         for leaf in self.leaves:
             check_dtype(leaf.array.dtype, self.reduction, self.verb)
             leaf.check(leaf.array.shape, self.verb)
-        self.groups = _by_dtype(self.leaves)
+        self.groups = _buckets(self.leaves)
         self.count = sum(leaf.array.size for leaf in self.leaves)
-        self.dtype = self.leaves[0].array.dtype if len(self.groups) == 1 else None
+        kinds = {leaf.array.dtype.newbyteorder("=") for leaf in self.leaves}
+        self.dtype = kinds.pop() if len(kinds) == 1 else None
 
     def agreed(self) -> list[str]:
         """Name what every rank must pass alike."""
@@ -120,11 +124,22 @@ class _TreeReduction(Request):
         return results[0] if self.structure is None else tree.unflatten(self.structure, results)
 
 
-def _by_dtype(leaves: Sequence[Operand]) -> list[list[int]]:
-    groups: dict[np.dtype[Any], list[int]] = {}
+def _buckets(leaves: Sequence[Operand]) -> list[list[int]]:
+    """Return which leaves travel together: of one dtype, up to about 25 MiB that are packed."""
+    done: list[list[int]] = []
+    filling: dict[np.dtype[Any], list[int]] = {}
+    nbytes: dict[np.dtype[Any], int] = {}
     for i, leaf in enumerate(leaves):
-        groups.setdefault(leaf.array.dtype.newbyteorder("="), []).append(i)
-    return list(groups.values())
+        dtype = leaf.array.dtype.newbyteorder("=")
+        if leaf.array.nbytes >= _BUCKET_NBYTES:  # goes as it lies
+            done.append([i])
+            continue
+        filling.setdefault(dtype, []).append(i)
+        nbytes[dtype] = nbytes.get(dtype, 0) + leaf.array.nbytes
+        if nbytes[dtype] >= _BUCKET_NBYTES:
+            done.append(filling.pop(dtype))
+            nbytes[dtype] = 0
+    return done + list(filling.values())
 
 
 def _joined(chosen: list[Operand], view: View) -> Array:

@@ -118,10 +118,12 @@ class Buffers:
 def chunks(arrays: Sequence[Array]) -> Iterator[list[Any]]:
     """Yield lists of arrays that are worth one operation each."""
     chunk: list[Array] = []
+    nbytes = 0
     for array in arrays:
         chunk.append(array)
-        if sum(a.nbytes for a in chunk) >= _CHUNK:
+        nbytes += array.nbytes
+        if nbytes >= _CHUNK:
             yield chunk
-            chunk = []
+            chunk, nbytes = [], 0
     if chunk:
         yield chunk

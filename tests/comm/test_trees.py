@@ -6,7 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from hpcpar.comm import reduce_requests
 from hpcpar.comm.record import Entry
+from hpcpar.debug import wire
 from hpcpar.errors import MismatchError, UnsupportedError
 
 
@@ -256,5 +258,30 @@ def test_torch_tensors_come_back_as_tensors(ranks):
             assert type(got) is torch.Tensor
             assert got.dtype == dtype
             assert got.tolist() == [group.size] * 3
+
+    ranks(body)
+
+
+def test_a_large_tree_travels_in_buckets(ranks, monkeypatch):
+    """What is packed is bounded; a leaf of a bucket's size goes as it lies."""
+    monkeypatch.setattr(reduce_requests, "_BUCKET_NBYTES", 100)
+
+    def body(group):
+        sizes = {"a": 5, "b": 40, "c": 5, "d": 5, "e": 1, "f": 13}
+        kinds = {"a": "f8", "b": "f8", "c": "f4", "d": "f8", "e": "f8", "f": "f8"}
+        tree = {n: np.full(s, group.rank + 1.0).astype(kinds[n]) for n, s in sizes.items()}
+        with wire(group) as counted:
+            mean = group.all_reduce(tree, "mean", weight=group.rank + 1)
+        total = sum((r + 1) ** 2 for r in range(group.size)) / sum(range(1, group.size + 1))
+        for name, leaf in mean.items():
+            assert leaf.dtype == kinds[name]
+            assert np.allclose(leaf, total, rtol=1e-6)
+        assert list(mean) == list(tree)
+        sent = sum(sum(row.sent for row in rows) for rows in counted.all_ranks())
+        data = sum(leaf.nbytes for leaf in tree.values())
+        assert sent == 2 * (group.size - 1) * data
+        group.all_reduce(tree, out=tree)
+        want = group.size * (group.size + 1) / 2
+        assert all((leaf == want).all() for leaf in tree.values())
 
     ranks(body)

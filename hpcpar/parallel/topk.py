@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,11 +46,13 @@ class TopK(CommHook):
     ----------
     fraction
         Share of each bucket that is sent, above 0 and up to 1; rounded up.
+    start_step
+        Synchronised steps that are not compressed, while gradients change quickly.
 
     Raises
     ------
     ArgumentError
-        Another fraction.
+        Another fraction, a negative step.
 
     References
     ----------
@@ -71,13 +74,16 @@ class TopK(CommHook):
 
     is_linear = False
 
-    def __init__(self, fraction: float) -> None:
-        if not 0 < fraction <= 1:
-            raise ArgumentError(f"TopK: fraction {fraction} must be above 0 and at most 1.")
-        self._fraction = fraction
+    def __init__(self, fraction: float, *, start_step: int = 0) -> None:
+        if not 0 < fraction <= 1 or start_step < 0:
+            raise ArgumentError(
+                f"TopK: fraction {fraction} must be above 0 and at most 1, start_step {start_step} "
+                "at least 0."
+            )
+        self._fraction, self._start_step = fraction, start_step
 
     def __repr__(self) -> str:
-        return f"TopK({self._fraction})"
+        return f"TopK({self._fraction}, start_step={self._start_step})"
 
     def start(self, buffers: Buffers, layout: Layout, group: Group) -> None:
         """Make room for what is not sent."""
@@ -89,6 +95,9 @@ class TopK(CommHook):
 
     def reduce(self, x: Array, grad: GradBucket, onward: Onward) -> Flow:
         """Gather everybody's largest, and add them up."""
+        if grad.step < self._start_step:
+            x[...] = grad.weigh(x)
+            return (yield from replace(grad, portion=None).mean(x))
         kept = self._residual.flat(grad.index)
         kept += x
         count = _chosen(x.size, self._fraction)

@@ -121,7 +121,10 @@ def test_micro_steps_change_nothing(ranks, train_gpt):
 
 
 @pytest.mark.sizes(2)
-@pytest.mark.parametrize("hook", ["fp16", "bf16", "int8", "topk", "powersgd", "localsgd"])
+@pytest.mark.parametrize(
+    "hook",
+    ["powersgd", *(pytest.param(h, marks=pytest.mark.slow) for h in ("fp16", "int8", "topk"))],
+)
 def test_compressed_gradients_train_as_well(ranks, train_gpt, hook):
     config = train_gpt.parse(f"{CONFIGS['adamw']} --dtype float32 --hook {hook}".split())
 

@@ -58,7 +58,7 @@ class Means:
         if not 0 <= weight < math.inf:
             raise ArgumentError(f"Means.update: weight {weight} must be a finite number >= 0.")
         for name, value in values.items():
-            if getattr(value, "size", 1) != 1:
+            if math.prod(getattr(value, "shape", ())) != 1:
                 raise ArgumentError(f"Means.update: {name!r} is an array of several numbers.")
         for name, value in values.items():
             if weight:  # what has no samples may be nan

@@ -43,6 +43,8 @@ class Home:
         Name and global ranks of a group by record slot.
     groups : dict
         Open groups by global ranks.
+    busy : set
+        Name and ranks of groups on which a step is open that begins operations as it goes.
     spans : deque of Span
         What rooms above did between operations, oldest first; for traces.
     """
@@ -63,6 +65,7 @@ class Home:
         self.hosts = tuple(hosts)
         self.slots: list[tuple[str, tuple[int, ...]]] = []
         self.groups: dict[tuple[int, ...], Any] = {}
+        self.busy: set[tuple[str, tuple[int, ...]]] = set()
         self.spans: deque[Span] = deque(maxlen=_SPANS)
 
     def register(self, name: str, rank: int, ranks: tuple[int, ...]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from .torch_tensors import array_on, tensor_on
 
 __all__ = ["AttachedModule", "attach", "buffers_of", "params_of"]
 
+_NOWHERE: Any = (None, None)
 _SMALL = 1 << 16  # bytes up to which a gradient waits for the others of its bucket
 
 
@@ -77,7 +78,12 @@ def attach(ddp: DDP, module: torch.nn.Module) -> AttachedModule:
 
 
 class AttachedModule:
-    """A module whose gradients go to a `DDP`; made by `attach`."""
+    """A module whose gradients go to a `DDP`; made by `attach`.
+
+    Large gradients move into their buckets as they come. Small ones wait in ``p.grad`` for the
+    last of their bucket and are copied together: after the first step only that one has a hook,
+    for a call of Python costs as much as several small copies.
+    """
 
     def __init__(self, ddp: DDP, module: torch.nn.Module) -> None:
         self._ddp = ddp
@@ -90,43 +96,53 @@ class AttachedModule:
             )
         self._step: Step | None = None
         self._places: dict[str, tuple[Array, torch.Tensor]] = {}
-        self._waiting: dict[str, torch.Tensor] = {}
-        self._bucket_of: dict[str, int] = {}
+        self._small = {name for name, p in self._params.items() if p.nbytes <= _SMALL}
+        self._small_of: list[list[str]] = []  # by bucket
+        self._arrival: dict[str, int] = {}  # of small ones, in the first step
         self._due: list[int] = []
-        self._hooks = [
-            p.register_post_accumulate_grad_hook(self._hook_of(name))
-            for name, p in self._params.items()
-        ]
+        self._buckets: Any = None
+        self._index_of: dict[str, int] = {}  # of the last small gradient of each bucket
+        self._hooks: dict[str, Any] = {}
+        for name in self._params:
+            self._watch(name, self._one_came if name not in self._small else self._small_came)
 
-    def _hook_of(self, name: str) -> Any:
-        is_small = self._params[name].nbytes <= _SMALL
-        waiting = self._waiting
+    def _watch(self, name: str, came: Callable[[str], None]) -> None:
+        """Have ``came(name)`` called when the gradient is there."""
+        p = self._params[name]
+        self._hooks[name] = p.register_post_accumulate_grad_hook(lambda _: came(name))
 
-        def hook(p: torch.Tensor) -> None:
-            """Move the gradient into its bucket; the next layer's may have its memory."""
-            if self._step is None:
-                return
-            waiting[name], p.grad = p.grad, None
-            if not is_small:
-                self._give([name])
-            else:
-                index = self._bucket_of[name]
-                self._due[index] -= 1
-                if not self._due[index]:
-                    self._give([n for n in waiting if self._bucket_of[n] == index])
+    def _one_came(self, name: str) -> None:
+        if self._step is not None:
+            self._give([name])
 
-        return hook
+    def _small_came(self, name: str) -> None:
+        """Take note of the order; give a bucket's small gradients once all have come."""
+        if self._step is None:
+            return
+        if name in self._arrival:  # a second backward pass; torch has added to what waits
+            return
+        self._arrival[name] = len(self._arrival)
+        index = next(i for i, names in enumerate(self._small_of) if name in names)
+        self._due[index] -= 1
+        if not self._due[index]:
+            self._give(sorted(self._small_of[index], key=self._arrival.__getitem__))
+
+    def _last_came(self, name: str) -> None:
+        """Give all small gradients of the bucket that ends with this one."""
+        if self._step is not None:
+            names = self._small_of[self._index_of[name]]
+            self._give([n for n in names if self._params[n].grad is not None])
 
     def _give(self, names: list[str]) -> None:
-        """Report gradients that wait: copied together they cost little more than one."""
+        """Report gradients that are there: copied together they cost little more than one."""
         if names and self._step is not None:
             self._step.on_grads(names, self._fill)
-            for name in names:
-                del self._waiting[name]
+            for name in names:  # the next layer's may have the memory
+                self._params[name].grad = None
 
     def _fill(self, names: Sequence[str], outs: Sequence[Array], add: bool) -> None:
-        places = [self._place(name, out) for name, out in zip(names, outs, strict=True)]
-        grads = [self._waiting[name] for name in names]
+        places = list(map(self._place, names, outs))
+        grads: list[Any] = [self._params[name].grad for name in names]
         (torch._foreach_add_ if add else torch._foreach_copy_)(places, grads)
 
     def _place(self, name: str, view: Array) -> torch.Tensor:
@@ -142,33 +158,47 @@ class AttachedModule:
 
     def detach(self) -> None:
         """Take the hooks back. Local."""
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook.remove()
 
     def begin(self, step: Step) -> None:
         """Send gradients to `step`; none of an earlier one may be added to."""
-        buckets = self._ddp.buckets
-        self._bucket_of = {name: i for i, bucket in enumerate(buckets) for name in bucket.names}
-        small = [name for name, p in self._params.items() if p.nbytes <= _SMALL]
-        self._due = [0] * len(buckets)
-        for name in small:
-            self._due[self._bucket_of[name]] += 1
+        if self._ddp.buckets is not self._buckets:
+            self._buckets = self._ddp.buckets
+            names = [bucket.names for bucket in self._buckets]
+            self._small_of = [[n for n in some if n in self._small] for some in names]
+            if self._arrival:
+                self._watch_last_ones()
+        elif self._arrival and len(self._hooks) == len(self._params):
+            self._watch_last_ones()
+        self._due = [len(some) for some in self._small_of]
         for p in self._params.values():
             p.grad = None
-        self._waiting.clear()
         self._step = step
 
+    def _watch_last_ones(self) -> None:
+        """Leave hooks on the large gradients, and on the last small one of each bucket."""
+        for name in self._small & self._hooks.keys():
+            self._hooks.pop(name).remove()
+        self._index_of = {}
+        for index, names in enumerate(self._small_of):
+            if names:
+                last = max(names, key=lambda name: self._arrival.get(name, -1))
+                self._index_of[last] = index
+                self._watch(last, self._last_came)
+
     def finish(self) -> None:
-        """Report what still waits: some of its bucket got no gradient."""
-        self._give(list(self._waiting))
+        """Report what still waits: the last of its bucket got no gradient, or came before it."""
+        self._give([name for name in self._small if self._params[name].grad is not None])
 
     def end(self) -> None:
         """Set the gradients that have been averaged."""
         self._step = None
         for name, grad in self._ddp.grads.items():
-            p = self._params[name]
-            place = self._place(name, grad)
-            p.grad = place if place.dtype == p.dtype else place.to(p.dtype)
+            p, (view, place) = self._params[name], self._places.get(name, _NOWHERE)
+            if view is not grad or place.dtype != p.dtype:
+                place = self._place(name, grad).to(p.dtype)
+            p.grad = place
 
 
 class _ModuleStep:
@@ -190,8 +220,18 @@ class _ModuleStep:
     ) -> Literal[False]:
         try:
             if exc is None:
-                self._attached.finish()
-            self._step.__exit__(exc_type, exc, traceback)
+                self._finish()
+            else:
+                self._step.__exit__(exc_type, exc, traceback)
         finally:
             self._attached.end()
         return False
+
+    def _finish(self) -> None:
+        """Report what waits, and end the step, also if that is refused."""
+        try:
+            self._attached.finish()
+        except Exception as error:
+            self._step.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._step.__exit__(None, None, None)

@@ -15,7 +15,7 @@ from .._arrays import Array, as_dtype
 from .._core import reducible
 from ..comm.attach import as_group
 from ..comm.group import Group
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedError
 from .bucket import BUCKET_NBYTES, FIRST_BUCKET_NBYTES, Bucket, plan_buckets
 from .buffers import Planner
 from .hooks import CommHook, State
@@ -132,7 +132,6 @@ class DDP:
         dtype = None if grad_dtype is None else as_dtype(grad_dtype)
         check_params(params, dtype)
         check_buffers(kept)
-        check_hooks(self.hooks, own)
         caps = {"first_cap": first_bucket_nbytes, "cap": bucket_nbytes}
         plan_buckets({}, None, **caps)  # refuses bad sizes before any traffic
         numbers = number_groups(params, own, self.group)
@@ -192,7 +191,8 @@ class DDP:
         on_bucket
             Called at the end of a synchronised step with the averaged gradients of each bucket,
             by name, as soon as they are there, while the others are still on their way: to update
-            their parameters. Not called in a step that failed on some rank.
+            their parameters. Not called in a step that failed on some rank. An exception of it
+            aborts the group: ranks have updated different parameters then.
 
         Raises
         ------
@@ -239,9 +239,10 @@ class DDP:
         """Return the context in which ranks may take different numbers of steps. Collective.
 
         A rank that has left the block takes part in the steps of the others, without gradients
-        and with weight 0, until all have left it. Then all ranks get the parameters and buffers of
-        one that had data longest; its rank is the block's `last`. State of an optimizer is not
-        sent: ``group.broadcast_object(state, root=join.last)`` if it is needed.
+        and with weight 0, until all have left it; micro-steps after its last synchronised step are
+        dropped. Buffers follow a rank that still has data. Then all ranks get parameters and
+        buffers of one that had data longest; its rank is the block's `last`. State of an optimizer
+        is not sent: ``group.broadcast_object(state, root=join.last)`` if it is needed.
 
         Parameters
         ----------
@@ -291,6 +292,11 @@ class DDP:
         yet is gathered from all ranks, so that it takes as many times its bytes.
         """
         replica = self._replica
+        if len(replica.groups) > 1 and any(hook.has_state for hook in self.hooks):
+            raise UnsupportedError(
+                "ddp.state_dict: what hooks keep of parameters with groups of their own differs "
+                "between these. Leave the hooks' state out, or the groups."
+            )
         state: State = {"steps": replica.steps}
         if replica.order is not None:
             state["order"] = "\n".join(replica.order)
@@ -335,15 +341,6 @@ def check_params(params: Mapping[str, Array], dtype: np.dtype[Any] | None) -> No
             )
     if dtype is not None and not reducible(dtype, "mean"):
         raise ArgumentError(f"DDP: grad_dtype {dtype} has no mean. Choose a float dtype.")
-
-
-def check_hooks(hooks: Sequence[CommHook], groups: Mapping[str, Group]) -> None:
-    """Raise ArgumentError for what does not go together."""
-    if any(hook.stays_local for hook in hooks):
-        others = [hook for hook in hooks if not hook.is_linear]
-        if others or groups:
-            what = repr(others[0]) if others else "groups"
-            raise ArgumentError(f"DDP: {what} does not go with hooks that reduce nothing: {hooks}.")
 
 
 def check_buffers(buffers: Mapping[str, Array]) -> None:

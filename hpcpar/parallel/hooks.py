@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
@@ -31,8 +31,8 @@ __all__ = ["Cast", "CommHook", "Flow", "GradBucket", "Onward", "State", "run_cha
 
 #: Yields operations, is sent their results, returns the mean over the ranks, in its first array.
 Flow: TypeAlias = Generator[Work, Any, Array]
-#: The rest of the chain.
-Onward: TypeAlias = Callable[[Array], Flow]
+#: The rest of the chain, for an array and what is to be known of it.
+Onward: TypeAlias = Callable[[Array, "GradBucket"], Flow]
 State: TypeAlias = dict[str, Any]
 
 
@@ -55,6 +55,8 @@ class GradBucket:
         Synchronised steps before this one.
     portion
         This rank's weight in the mean; None: all count alike.
+    agreed
+        Sum of all ranks' weights, once the ranks have told them: after a first operation.
     """
 
     index: int
@@ -63,6 +65,7 @@ class GradBucket:
     divisor: int
     step: int
     portion: Portion | None
+    agreed: list[float]
 
     @property
     def is_partial(self) -> bool:
@@ -74,17 +77,30 @@ class GradBucket:
         if not self.is_partial:
             yield self.group.all_reduce(x, "mean", weight=self.portion, out=x, async_op=True)
             return x
-        if self.portion is not None:
+        if self.portion is not None and not self.portion.multiplied:
             scale(x, self.portion.weight)
         yield self.group.all_reduce(x, premul_sum(1 / self.divisor), out=x, async_op=True)
+        if self.portion is not None and self.agreed[0]:
+            scale(x, self.agreed[0] / self.divisor, np.divide)
         return x
 
-    def weigh(self, x: Array) -> Array:
-        """Return `x` times this rank's weight; what hooks send that are not linear.
+    @property
+    def weight(self) -> float:
+        """What this rank's gradients are multiplied by before they are summed."""
+        return 1.0 if self.portion is None else self.portion.weight
 
-        `DDP` divides their mean by the mean weight.
-        """
-        return x if self.portion is None else x * self.portion.weight
+    @property
+    def multiplied(self) -> GradBucket:
+        """The same for an array that is multiplied by the weight already."""
+        if self.portion is None:
+            return self
+        return replace(self, portion=Portion(self.portion.weight, multiplied=True))
+
+    def divide(self, total: Array) -> Array:
+        """Return the mean for the sum of all ranks' products; after a first operation."""
+        whole = self.divisor if self.portion is None else self.agreed[0] or 1.0
+        mean: Array = total / total.dtype.type(whole)
+        return mean
 
 
 class CommHook(ABC):
@@ -94,15 +110,14 @@ class CommHook(ABC):
 
     Attributes
     ----------
-    is_linear
-        Whether the hook only adds and multiplies by numbers that are the same on all ranks, so
-        that what the rest of the chain sums may be weighted there.
     stays_local
         Whether gradients may stay as they are on each rank.
+    has_state
+        Whether `state_dict` returns something.
     """
 
-    is_linear: ClassVar[bool] = True
     stays_local: ClassVar[bool] = False
+    has_state: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         """Name the settings, which must be the same on all ranks."""
@@ -118,7 +133,9 @@ class CommHook(ABC):
     def reduce(self, x: Array, grad: GradBucket, onward: Onward) -> Flow:
         """Write the mean of `x`, a flat array, over the ranks into it.
 
-        Every rank yields as many operations.
+        Every rank yields as many operations. ``onward(y, grad)`` is the rest of the chain: the
+        mean of `y`, weighted as `grad` says. A hook that sums by itself sums products with
+        ``grad.weight``, and gives the sum to ``grad.divide``.
         """
 
     def state_dict(self) -> State:
@@ -133,7 +150,11 @@ def run_chain(hooks: Sequence[CommHook], grad: GradBucket, x: Array) -> Flow:
     """Return the flow of a bucket through all hooks. Local."""
     if not hooks:
         return grad.mean(x)
-    return hooks[0].reduce(x, grad, partial(run_chain, hooks[1:], grad))
+    return hooks[0].reduce(x, grad, partial(_onward, hooks[1:]))
+
+
+def _onward(hooks: Sequence[CommHook], x: Array, grad: GradBucket) -> Flow:
+    return run_chain(hooks, grad, x)
 
 
 def scale(x: Array, factor: float, by: np.ufunc = np.multiply) -> Array:
@@ -192,11 +213,11 @@ class Cast(CommHook):
     def reduce(self, x: Array, grad: GradBucket, onward: Onward) -> Flow:
         """Reduce a copy of the smaller dtype."""
         if x.dtype.kind == "c" or x.dtype.itemsize <= self._dtype.itemsize:
-            return (yield from onward(x))
+            return (yield from onward(x, grad))
         plan = PackPlan([(x.shape, x.dtype)], self._dtype)
         small = self._layout.flats[grad.index][: x.size]
         if small.size < x.size:  # a hook before this one sends more than the bucket holds
             small = np.empty(x.size, self._dtype)
         plan.pack([x], small)
-        plan.unpack((yield from onward(small)), [x])
+        plan.unpack((yield from onward(small, grad)), [x])
         return x

@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import ArgumentError, MismatchError, RankFailed, UnsupportedError
 from .replica import Replica
 from .step import Step
+from .window import Window
 
 __all__ = ["Join"]
 
@@ -50,6 +51,11 @@ class Join:
                 "ddp.join: parameters with groups of their own cannot follow the last rank. "
                 "Give every rank equally many steps."
             )
+        if any(hook.stays_local for hook in replica.hooks):
+            raise UnsupportedError(
+                f"ddp.join: {list(replica.hooks)} average parameters between steps, where ranks "
+                "without data do not come. Give every rank equally many steps."
+            )
         self.shadowed = 0
         self.last: int | None = None
         self._replica = replica
@@ -81,6 +87,11 @@ class Join:
         self._check()
 
     @property
+    def root(self) -> int:
+        """A rank that has data: buffers follow it."""
+        return self._round.running[0]
+
+    @property
     def share(self) -> float:
         """What the mean over all ranks is divided by, to be one over those that have data."""
         if self._by_initial_size or self._round.weighted:
@@ -108,6 +119,7 @@ class Join:
     def _follow(self) -> None:
         """Take part in the steps of others until all are done; then take over the last's model."""
         replica = self._replica
+        replica.window = Window()
         try:
             while True:
                 self._say(_DONE)
@@ -117,9 +129,9 @@ class Join:
                 self.shadowed += 1
                 with Step(replica, 0.0 if self._round.weighted else None, shadows=self):
                     pass
-        except MismatchError as exc:
-            exc.add_note(_ADVICE)
-            replica.group.abort(exc)
+        except Exception as exc:
+            if replica.group.state == "ok":
+                self._leave(exc)  # as the ranks do in whose block it is raised
             raise
         if self.last is not None:
             replica.broadcast_params(self.last)

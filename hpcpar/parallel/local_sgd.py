@@ -74,7 +74,7 @@ class LocalSGD(CommHook):
         """Reduce over all, over some, or not at all."""
         self._step = grad.step
         if grad.step < self._start_step:
-            return (yield from onward(x))
+            return (yield from onward(x, grad))
         if self._part is not None:
             yield self._part.all_reduce(x, "mean", weight=grad.portion, out=x, async_op=True)
         return x

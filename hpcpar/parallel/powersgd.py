@@ -102,6 +102,8 @@ class PowerSGD(CommHook):
     [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
     """
 
+    has_state = True
+
     def __init__(
         self,
         rank: int = 1,
@@ -142,18 +144,22 @@ class PowerSGD(CommHook):
         """Reduce the thin matrices, P first."""
         cuts = self._cuts(grad.plan)
         if grad.step < self._start_step or not cuts:
-            return (yield from onward(x))
+            return (yield from onward(x, grad))
         kept = self._residual.flat(grad.index)
-        total = x + kept if self._error_feedback else x.astype(kept.dtype)
+        total = grad.weight * x.astype(kept.dtype, copy=False)
+        if self._error_feedback:
+            total += kept
         views = grad.plan.views(total)
         ms = {name: views[name].reshape(cut.rows, cut.columns) for name, cut in cuts.items()}
         rest = [view.reshape(-1) for name, view in views.items() if name not in cuts]
         qs = {
             name: self._begin(name, cut, views[name].dtype, grad.step) for name, cut in cuts.items()
         }
-        first = yield from onward(_join([m @ qs[name] for name, m in ms.items()] + rest))
+        thin = _join([m @ qs[name] for name, m in ms.items()] + rest)
+        first = yield from onward(thin, grad.multiplied)
         ps = {name: _orthonormal(p) for name, p in _parts(first, cuts, "rows")}
-        second = yield from onward(_join([m.conj().T @ ps[name] for name, m in ms.items()]))
+        thin = _join([m.conj().T @ ps[name] for name, m in ms.items()])
+        second = yield from onward(thin, grad.multiplied)
         mean = np.empty_like(total)
         means = grad.plan.views(mean)
         for name, q in _parts(second, cuts, "columns"):
@@ -162,11 +168,13 @@ class PowerSGD(CommHook):
                 self._q[name] = q.copy()
             else:  # a lost step must not begin the next
                 self._q.pop(name, None)
-        _scatter(first[first.size - sum(r.size for r in rest) :], rest)
-        for name in means.keys() - ms.keys():
-            means[name][...] = views[name]
+        plain = [means[name].reshape(-1) for name in views if name not in cuts]
+        _scatter(first[first.size - sum(r.size for r in rest) :], plain)
         with np.errstate(invalid="ignore"):
-            np.subtract(total, mean, out=kept)  # nothing for what is not compressed
+            np.subtract(total, grad.weight * mean, out=kept)
+        for name, view in grad.plan.views(kept).items():
+            if name not in cuts:
+                view[...] = 0  # was sent whole
         self._residual.keep_finite(grad.index)
         x[...] = mean
         return x
@@ -192,9 +200,17 @@ class PowerSGD(CommHook):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with them."""
+        found = {k.removeprefix("q."): q for k, q in state.items() if k.startswith("q.")}
+        cuts = {n: c for b in self._residual.buckets for n, c in self._cuts(b).items()}
+        for name, q in found.items():
+            wanted = (cuts[name].columns, cuts[name].rank) if name in cuts else None
+            if q.shape != wanted:
+                raise ArgumentError(
+                    f"PowerSGD: the state's Q of {name!r} has shape {q.shape}, must be {wanted}: "
+                    "it is that of another rank or other parameters."
+                )
         self._residual.load_state_dict(state)
-        start = "q."
-        self._q = {k.removeprefix(start): q for k, q in state.items() if k.startswith(start)}
+        self._q = {name: np.array(q) for name, q in found.items()}
 
 
 def _parts(flat: Array, cuts: Mapping[str, _Cut], axis: str) -> Iterator[tuple[str, Array]]:

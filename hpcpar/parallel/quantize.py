@@ -100,8 +100,6 @@ class Int8(CommHook):
     [127.0, 63.0, -1.0]
     """
 
-    is_linear = False
-
     def __init__(self, block: int = 256) -> None:
         if block < 8:
             raise ArgumentError(f"Int8: block {block} must be at least 8 elements.")
@@ -122,16 +120,14 @@ class Int8(CommHook):
     def reduce(self, x: Array, grad: GradBucket, onward: Onward) -> Flow:
         """Sum blocks where they belong, then gather the means."""
         group, size = grad.group, grad.group.size
-        packed = quantize(grad.weigh(x), self._block)
+        packed = quantize(grad.weight * x.astype(np.float32, copy=False), self._block)
         blocks = uneven(len(packed), size)
         parts = yield group.all_to_all(packed, sizes=blocks, async_op=True)
         mine = blocks[group.rank] * self._block
         total = np.zeros(mine, np.float32)
         for part in parts.reshape(size, -1, 4 + self._block):
             total += dequantize(part, mine)
-        total /= grad.divisor
-        packed = yield group.all_gather(
-            quantize(total, self._block), sizes=tuple(blocks), async_op=True
-        )
+        packed = quantize(grad.divide(total), self._block)
+        packed = yield group.all_gather(packed, sizes=tuple(blocks), async_op=True)
         x[...] = dequantize(packed, x.size)
         return x

@@ -63,9 +63,9 @@ class Reducer:
         """How many buckets are on their way, or done."""
         return len(self._running)
 
-    def arrived(self, index: int) -> None:
-        """Count one gradient of bucket `index`; start what is full and next."""
-        self._pending[index] -= 1
+    def arrived(self, index: int, count: int = 1) -> None:
+        """Count gradients of bucket `index`; start what is full and next."""
+        self._pending[index] -= count
         self._start_full()
 
     def start_all(self) -> None:

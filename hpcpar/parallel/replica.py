@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from .._arrays import Array
 from ..comm.group import Group
+from ..errors import ArgumentError
 from .bucket import Bucket
 from .buffers import Buffers, Planner, chunks
 from .hooks import CommHook
@@ -99,11 +100,6 @@ class Replica:
         """All copies."""
         return self.groups[0]
 
-    @property
-    def is_linear(self) -> bool:
-        """Whether sums may be weighted at the end of the chain."""
-        return all(hook.is_linear for hook in self.hooks)
-
     def broadcast_params(self, root: int = 0) -> None:
         """Overwrite parameters and buffers with those of rank `root`. Collective over the groups.
 
@@ -128,6 +124,20 @@ class Replica:
             for hook in self.hooks:
                 hook.rebuilt(self.layout)
 
+    def claim_group(self) -> None:
+        """Raise if another DDP's step is open on the group: their operations would meet."""
+        key = self.group.name, self.group.ranks
+        if key in self.group.home.busy:
+            raise ArgumentError(
+                f"ddp.step: a step of another DDP is open on this group {self.group.here()}. Leave "
+                "it first, or give each DDP a group of its own: group.split(0)."
+            )
+        self.group.home.busy.add(key)
+
+    def release_group(self) -> None:
+        """Let other steps open."""
+        self.group.home.busy.discard((self.group.name, self.group.ranks))
+
     def missing(self, reports: Mapping[str, int]) -> list[str]:
         """Return the parameters whose gradients should have come."""
         short = self.usage.short(reports)
@@ -143,17 +153,26 @@ class Replica:
 
     def agreed_grads(self, verdict: Verdict) -> dict[str, Array]:
         """Return the gradients that some rank has."""
-        if not verdict.used:
-            return dict(self.layout.views)
-        used = zip(self.params, verdict.used, strict=True)
-        return {name: self.layout.views[name] for name, is_used in used if is_used}
+        unused = self.unused_by_all(verdict)
+        return {n: self.layout.views[n] for n in self.params if n not in unused}
 
-    def end_synchronised(self, reports: Mapping[str, int], verdict: Verdict) -> None:
-        """Learn from a step that went well. Collective once, when rank 0 knows the order."""
+    def unused_by_all(self, verdict: Verdict) -> set[str]:
+        """Return the parameters that no rank has a gradient of, where that is asked for."""
+        if not verdict.used:
+            return set()
+        pairs = zip(self.params, verdict.used, strict=True)
+        return {name for name, is_used in pairs if not is_used}
+
+    def end_synchronised(self, reports: Mapping[str, int], verdict: Verdict, is_own: bool) -> None:
+        """Learn from a step that went well. Collective once, when rank 0 knows the order.
+
+        A step in which this rank only followed others is no measure.
+        """
         self.steps += 1
         if verdict.ordered:
             self.follow(self.group.broadcast_object(self.observed(reports)))
-        self.usage.learn(reports)
+        if is_own:
+            self.usage.learn(reports)
 
     def follow(self, order: Sequence[str]) -> None:
         """Let buckets hold gradients in this order, from the next step on. Collective."""

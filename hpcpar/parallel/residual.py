@@ -10,6 +10,7 @@ import numpy as np
 from .._arrays import Array
 from ..comm.group import Group
 from ..errors import ArgumentError
+from .bucket import Bucket
 from .buffers import Layout
 
 __all__ = ["Residual"]
@@ -40,8 +41,16 @@ class Residual:
         flats = tuple(np.zeros(b.count, d) for b, d in zip(layout.buckets, wide, strict=True))
         self._layout = Layout(layout.buckets, flats)
 
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The plan."""
+        return self._layout.buckets
+
     def flat(self, index: int) -> Array:
-        """Return what bucket `index` has not sent, shape ``(count,)``; written by the hook."""
+        """Return what bucket `index` has not sent, shape ``(count,)``; written by the hook.
+
+        Where steps have weights these are products with them.
+        """
         return self._layout.flats[index]
 
     def keep_finite(self, index: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -51,11 +52,12 @@ class Step:
         self._replica = replica
         self._weight = weight
         self._on_bucket = on_bucket
-        self._sync = replica.syncing or shadows is not None
+        self._sync = False
         self._join = shadows  # the block whose other ranks this rank only follows
         self._is_shadow = shadows is not None
         self._is_open = False
         self._reports: dict[str, int] = {}  # how often each gradient came, in order of the last
+        self._agreed = [0.0]  # the sum of all ranks' weights, once it is known
         self._began = self._first = self._packing = 0.0
 
     def __enter__(self) -> Step:
@@ -66,13 +68,16 @@ class Step:
             raise ArgumentError(
                 f"ddp.step: weight {self._weight} must be given in all micro-steps or in none."
             )
+        self._sync = replica.syncing or self._is_shadow
         self._began = time.monotonic()
         replica.lay_out()
         if self._sync:
             if not self._is_shadow and replica.join is not None:
                 self._join = replica.join
                 self._join.begin_step(self._weight is not None)
-            replica.broadcast_buffers()
+            replica.broadcast_buffers(0 if self._join is None else self._join.root)
+        if self._sync:
+            replica.claim_group()
         replica.is_open = self._is_open = True
         replica.grads = {}
         replica.window.begin(self._weight, is_last=self._sync)
@@ -106,10 +111,11 @@ class Step:
             return
         if not self._is_open:
             raise ArgumentError(f"ddp.step: gradient {name!r} was reported outside its block.")
-        count = self._reports.pop(first, 0) + 1
+        count = self._reports.get(first, 0) + 1
         replica.usage.check(first, name, count, replica.group)
         self._first = self._first or time.monotonic()
         replica.window.take(first, replica.layout.views[first], fill)
+        self._reports.pop(first, None)
         self._reports[first] = count
         if self._sync and replica.usage.is_complete(first, count):
             self._reducer.arrived(replica.layout.bucket_of[first])
@@ -120,23 +126,27 @@ class Step:
         Parameters
         ----------
         names
-            Names of parameters, each once.
+            Names in `DDP.params`, each once.
         fill
             ``fill(names, outs, add)`` writes or adds the gradients of some of them.
         """
         replica, layout = self._replica, self._replica.layout
         if not self._is_open:
             raise ArgumentError(f"ddp.step: gradient {names[0]!r} was reported outside its block.")
-        counts = {name: self._reports.get(name, 0) + 1 for name in names}
-        for name, count in counts.items():
-            replica.usage.check(name, name, count, replica.group)
+        usage, reports = replica.usage, self._reports
+        counts = {name: reports.pop(name, 0) + 1 for name in names}
+        try:
+            usage.check_all(counts, replica.group)
+        except ArgumentError:
+            reports.update({name: count - 1 for name, count in counts.items() if count > 1})
+            raise
         self._first = self._first or time.monotonic()
         replica.window.take_all(names, layout.views, fill)
-        for name, count in counts.items():
-            self._reports.pop(name, None)
-            self._reports[name] = count
-            if self._sync and replica.usage.is_complete(name, count):
-                self._reducer.arrived(layout.bucket_of[name])
+        reports.update(counts)
+        if self._sync:
+            complete = Counter(layout.bucket_of[n] for n in usage.complete_ones(counts))
+            for index in sorted(complete):
+                self._reducer.arrived(index, complete[index])
 
     def put(self, name: str, grad: Array) -> None:
         """Take an array as the gradient of `name`; as `on_grad`, for gradients made elsewhere.
@@ -179,7 +189,9 @@ class Step:
                 multiplied = False
             portion = Portion(window.weight, multiplied)
         group = replica.groups[bucket.group]
-        grad = GradBucket(index, bucket, group, replica.group.size, replica.steps, portion)
+        grad = GradBucket(
+            index, bucket, group, replica.group.size, replica.steps, portion, self._agreed
+        )
         return run_chain(replica.hooks, grad, flat)
 
     def __exit__(
@@ -190,6 +202,8 @@ class Step:
     ) -> Literal[False]:
         replica = self._replica
         replica.is_open = self._is_open = False
+        if self._sync:
+            replica.release_group()
         if exc is not None and not isinstance(exc, Exception):
             replica.group.abort(exc)
         elif not self._sync:
@@ -216,7 +230,7 @@ class Step:
         if self._reducer.error is not None:
             raise self._reducer.error
         replica.grads = self.grads = replica.agreed_grads(verdict)
-        self._guarded(lambda: replica.end_synchronised(self._reports, verdict))
+        self._guarded(lambda: replica.end_synchronised(self._reports, verdict, not self._is_shadow))
         self._count(left, time.monotonic())
 
     def _withdraw(self, exc: Exception) -> None:
@@ -242,9 +256,9 @@ class Step:
         which then shows as a mismatch, and never bring theirs.
         """
         replica, window = self._replica, self._replica.window
-        window.clear_untouched(replica.layout.views)
+        window.clear_untouched(replica.layout.views, replica.usage.unused)
         self._reducer.start_all()
-        ordered = replica.observed(self._reports) is not None
+        ordered = not self._is_shadow and replica.observed(self._reports) is not None
         used = [name in window.touched for name in replica.params]
         replica.window = Window()
         return Report(
@@ -266,15 +280,17 @@ class Step:
         if verdict.is_split(replica.group.size):
             self._reducer.settle()
             return
+        self._agreed[0] = verdict.weight
+        unused = replica.unused_by_all(verdict)
         for index in self._reducer.finish():
             bucket, flat = layout.buckets[index], layout.flats[index]
-            weighted_here = self._weight is not None and (bucket.group or not replica.is_linear)
-            if weighted_here and verdict.weight:
-                scale(flat, verdict.weight / replica.group.size, np.divide)
+            if self._weight is not None and not verdict.weight:
+                flat[...] = 0  # nobody had samples; what hooks keep stays for later
             if self._join is not None and self._join.share != 1:
                 scale(flat, self._join.share, np.divide)
             if self._on_bucket is not None and self._reducer.error is None:
-                self._on_bucket(bucket.views(flat))
+                grads = bucket.views(flat)
+                self._on_bucket({n: grad for n, grad in grads.items() if n not in unused})
 
     def _guarded(self, call: Callable[[], _T]) -> _T:
         """Return ``call()``; if it raises, the group is aborted: ranks are not in one place."""

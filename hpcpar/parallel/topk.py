@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,14 @@ __all__ = ["TopK", "topk_nbytes"]
 def topk_nbytes(count: int, itemsize: int, fraction: float) -> int:
     """Return the bytes that a rank gives to each other one for a bucket of `count` elements. Pure.
 
+    Values of half types travel in float32.
+
     Examples
     --------
     >>> topk_nbytes(1000, 4, 0.01)
     80
     """
-    return _chosen(count, fraction) * (4 + itemsize)
+    return _chosen(count, fraction) * (4 + max(4, itemsize))
 
 
 def _chosen(count: int, fraction: float) -> int:
@@ -72,7 +73,7 @@ class TopK(CommHook):
     [0.0, 6.0, 0.0, 0.0]
     """
 
-    is_linear = False
+    has_state = True
 
     def __init__(self, fraction: float, *, start_step: int = 0) -> None:
         if not 0 < fraction <= 1 or start_step < 0:
@@ -96,24 +97,22 @@ class TopK(CommHook):
     def reduce(self, x: Array, grad: GradBucket, onward: Onward) -> Flow:
         """Gather everybody's largest, and add them up."""
         if grad.step < self._start_step:
-            x[...] = grad.weigh(x)
-            return (yield from replace(grad, portion=None).mean(x))
+            return (yield from onward(x, grad))
         kept = self._residual.flat(grad.index)
-        kept += x
+        total = kept + grad.weight * x.astype(kept.dtype, copy=False)
         count = _chosen(x.size, self._fraction)
-        largest = np.argpartition(np.abs(kept), x.size - count)[x.size - count :]
+        largest = np.argpartition(np.abs(total), x.size - count)[x.size - count :]
         places = np.sort(largest).astype(np.uint32)
-        chosen = kept[places].astype(x.dtype)
-        with np.errstate(invalid="ignore"):
-            kept[places] -= chosen  # what rounding took, for half types
-        self._residual.keep_finite(grad.index)
-        values = grad.weigh(chosen).astype(x.dtype, copy=False)
+        values = total[places]
         mine = np.concatenate([places.view(np.uint8), values.view(np.uint8)])
         rows = yield grad.group.all_gather(mine[None], sizes="equal", async_op=True)
-        total = np.zeros(x.size, np.result_type(x.dtype, np.float32))
+        total[places] = 0  # now that it has been sent: a step that fails keeps all
+        kept[...] = total
+        self._residual.keep_finite(grad.index)
+        total[...] = 0
         for row in rows:  # no place comes twice in one row
-            total[row[: 4 * count].view(np.uint32)] += row[4 * count :].view(x.dtype)
-        np.divide(total, grad.divisor, out=x, casting="same_kind")
+            total[row[: 4 * count].view(np.uint32)] += row[4 * count :].view(total.dtype)
+        x[...] = grad.divide(total)
         return x
 
     def state_dict(self) -> State:

@@ -35,6 +35,18 @@ class Usage:
         """Whether nothing comes after `count` gradients of `name`; never known in a first step."""
         return self._counts is not None and self._counts[name] == count
 
+    def check_all(self, counts: Mapping[str, int], group: Group) -> None:
+        """Do what `check` does for several."""
+        if self._static or max(counts.values(), default=1) > 1:
+            for name, count in counts.items():
+                self.check(name, name, count, group)
+
+    def complete_ones(self, counts: Mapping[str, int]) -> Iterable[str]:
+        """Return those of which nothing comes after so many gradients."""
+        if not self._static:  # each comes once
+            return counts
+        return [name for name, count in counts.items() if self.is_complete(name, count)]
+
     def check(self, first: str, name: str, count: int, group: Group) -> None:
         """Raise if the gradient of `first`, reported as `name`, comes once too often."""
         limit = count if self._counts is None else self._counts[first]

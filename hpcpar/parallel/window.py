@@ -71,8 +71,8 @@ class Window:
                 self.take(name, views[name], partial(_one, fill, name, views[name]))
             return
         new = [name for name in names if name not in self.touched]
+        old = [name for name in names if name in self.touched]
         self.touched.update(new)
-        old = [name for name in names if name not in new] if len(new) < len(names) else []
         for some, add in ((new, False), (old, True)):
             if some:
                 fill(some, [views[name] for name in some], add)
@@ -82,9 +82,9 @@ class Window:
         """Return what gradients are multiplied by as they come; None: nothing."""
         return self.weights[-1] if self.multiplied or self.weights[-1] == 0 else None
 
-    def clear_untouched(self, views: Mapping[str, Any]) -> None:
-        """Let nothing of an earlier window travel."""
-        for name in views.keys() - self.touched:
+    def clear_untouched(self, views: Mapping[str, Any], given_up: Sequence[str]) -> None:
+        """Let nothing of an earlier window travel; what was given up is on its way."""
+        for name in views.keys() - self.touched.union(given_up):
             views[name][...] = 0
 
 

@@ -79,6 +79,29 @@ def half_types_and_frozen_parameters(group):
     assert model[0].weight.grad is not None
 
 
+def two_backward_passes_in_a_step(group):
+    model = make(torch.float64).eval()
+    x = batch(0, torch.float64)
+    attached = attach(DDP(params_of(model), group=group, static=True), model)
+    for _ in range(2):
+        with attached.step():
+            loss_of(model, x).backward()
+            (2 * loss_of(model, x)).backward()
+        once = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        (3 * loss_of(model, x)).backward()
+        for p, grad in zip(model.parameters(), once, strict=True):
+            assert torch.allclose(p.grad, grad, rtol=1e-12)
+    ddp = DDP(params_of(model), group=group)
+    attached.detach()
+    attached = attach(ddp, model)
+    with pytest.raises(ArgumentError, match="reported twice"), attached.step():
+        loss_of(model, x).backward()
+        loss_of(model, x).backward()
+    with attached.step():
+        loss_of(model, x).backward()
+
+
 def what_is_refused(group):
     model = make()
     with pytest.raises(ArgumentError, match=r"'0.bias' is a parameter of the DDP or"):
@@ -95,6 +118,7 @@ def main():
         gradients_are_torchs,
         micro_steps_add_up,
         half_types_and_frozen_parameters,
+        two_backward_passes_in_a_step,
         what_is_refused,
     ):
         check(group)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcpar.errors import ArgumentError, GroupFailed, MismatchError, RankFailed, UnsupportedError
-from hpcpar.parallel import DDP, PowerSGD, TopK
+from hpcpar.parallel import DDP, LocalSGD, PowerSGD, TopK
 
 COUNTS = (3, 1, 4, 0)  # steps of each rank
 
@@ -45,9 +45,8 @@ def test_the_others_go_on_and_the_last_model_wins(ranks, by, buffers):
         assert join.shadowed == longest - mine
         uneven = len(set(COUNTS[: group.size])) > 1
         assert join.last == (COUNTS.index(longest) if uneven else None)
-        if buffers and join.last is not None:
-            # rank 0's were taken over before each step, the last rank's at the end
-            assert kept["count"] == group.broadcast(kept["count"], root=join.last)
+        if buffers:
+            assert kept["count"] == longest  # they follow who has data
         step_of(ddp, 0)  # after the block all is as before
         assert np.allclose(ddp.params["w"], expected, rtol=1e-14)
 
@@ -136,5 +135,62 @@ def test_what_is_refused(ranks):
             pass
         alone.close()
         step_of(ddp, 1)
+
+    ranks(body)
+
+
+@pytest.mark.sizes(3, 4)
+def test_a_step_that_fails_beside_a_finished_rank_reaches_all(ranks):
+    def body(group):
+        ddp = make(group)
+        expected = ZeroDivisionError if group.rank == 1 else RankFailed
+        with pytest.raises(expected), ddp.join():
+            for number in range(1 if group.rank == 0 else 3):
+                with ddp.step() as step:
+                    step.put("w", np.ones(3))
+                    if group.rank == 1 and number == 1:
+                        raise ZeroDivisionError("no tokens")
+                    step.put("v", np.ones((2, 2)))
+        assert group.state == "ok"
+        assert group.all_reduce(1) == group.size
+        step_of(ddp, 1)
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_static_steps_begin_with_the_first_of_ones_own(ranks):
+    def body(group):
+        ddp = make(group, static=True)
+        for _ in range(2):
+            with ddp.join():
+                for _ in range(group.rank):  # rank 0 has none in the first block
+                    step_of(ddp, 1)
+        for _ in range(2):
+            step_of(ddp, 1)
+
+    ranks(body)
+
+
+def test_micro_steps_that_were_not_synchronised_are_dropped(ranks):
+    def body(group):
+        ddp = make(group)
+        with ddp.join():
+            if group.rank == 0:
+                with ddp.no_sync(), ddp.step() as step:
+                    step.put("w", np.full(3, 100.0))
+            else:
+                step_of(ddp, 1)
+        want = -(group.size - 1) / group.size
+        assert np.allclose(ddp.params["w"], want)
+
+    ranks(body)
+
+
+def test_local_sgd_is_refused(ranks):
+    def body(group):
+        ddp = make(group, hooks=[LocalSGD(2, start_step=0)])
+        with pytest.raises(UnsupportedError, match="average parameters between steps"), ddp.join():
+            pass
 
     ranks(body)

@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hpcpar.errors import ArgumentError, MismatchError
-from hpcpar.parallel import DDP
+from hpcpar.errors import ArgumentError, MismatchError, UnsupportedError
+from hpcpar.parallel import DDP, TopK
 from hpcpar.parallel.hooks import GradBucket
 
 TINY = {"first_bucket_nbytes": 1, "bucket_nbytes": 1}
@@ -235,5 +235,86 @@ def test_buckets_are_handed_on_as_they_arrive(ranks):
         ):
             report(step, c=3, b=2)
         assert seen == []  # nothing was updated
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 3)
+def test_static_steps_whose_unused_parameters_differ(ranks):
+    def body(group):
+        ddp = make(group, "ab", static=True, unused="zero")
+        for _ in range(3):
+            with ddp.step() as step:
+                report(step, **({"a": 2.0} if group.rank == 0 else {"a": 2.0, "b": 6.0}))
+            b = 6.0 * (group.size - 1) / group.size
+            assert values(ddp) == {"a": [2.0, 2.0], "b": [b, b]}
+
+    ranks(body)
+
+
+def test_skipped_parameters_are_not_handed_on(ranks):
+    def body(group):
+        ddp = make(group, unused="skip")
+        seen = {}
+        with ddp.step(on_bucket=seen.update) as step:
+            report(step, a=1)
+        assert list(seen) == ["a"]
+
+    ranks(body)
+
+
+def test_steps_of_two_ddps_on_one_group_do_not_mix(ranks):
+    def body(group):
+        first, second = make(group), make(group)
+        with first.step() as step:
+            with pytest.raises(ArgumentError, match="a step of another DDP is open"), second.step():
+                pass
+            with (
+                first.no_sync(),
+                pytest.raises(ArgumentError, match="is open already"),
+                first.step(),
+            ):
+                pass
+            report(step, a=1, b=1, c=1)
+        for ddp in (second, first):
+            with ddp.step() as step:
+                report(step, a=1, b=1, c=1)
+            assert values(ddp) == {n: [1.0, 1.0] for n in "abc"}
+
+    ranks(body)
+
+
+def test_a_swallowed_mistake_does_not_open_the_door(ranks):
+    def body(group):
+        ddp = make(group)
+        with ddp.step() as step:
+            report(step, a=1, b=1, c=1)
+            for _ in range(3):
+                with pytest.raises(ArgumentError, match="reported twice"):
+                    report(step, a=5)
+        assert values(ddp)["a"] == [1.0, 1.0]
+
+    ranks(body)
+
+
+def test_whether_a_step_synchronises_is_decided_as_it_begins(ranks):
+    def body(group):
+        ddp = make(group)
+        step = ddp.step()
+        with ddp.no_sync(), step:
+            report(step, a=1, b=1, c=1)
+        assert values(ddp) == {}
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2)
+def test_hooks_of_experts_have_no_state_to_save(ranks):
+    def body(group):
+        alone = group.split(group.rank)
+        ddp = make(group, groups={"b": alone}, hooks=[TopK(0.5)])
+        with pytest.raises(UnsupportedError, match="what hooks keep"):
+            ddp.state_dict()
+        alone.close()
 
     ranks(body)

@@ -30,7 +30,7 @@ def started(words, timeout=200):
     return done.stdout
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_under_mpirun(size):
     script = str(HERE / "torch_checks.py")
     said = started([sys.executable, "-m", "hpcpar", "run", "-n", str(size), script]).split()
@@ -105,13 +105,14 @@ def test_torchs_own_tests(tmp_path):
     assert passed >= 25
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_what_reviewers_tried(size):
     script = str(HERE / "torch_trials.py")
     said = started([sys.executable, "-m", "hpcpar", "run", "-n", str(size), script]).split()
     assert said[-1] == "again"
 
 
+@pytest.mark.slow
 def test_torchrun_in_a_job_of_mpi():
     """The ranks that it starts inherit what says which rank of MPI it is."""
     words = [sys.executable, "-m", "hpcpar", "run", "-n", "1"]
@@ -137,7 +138,10 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.parametrize(("how", "said"), [("gone", "left or died"), ("late", "Timed out")])
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("gone", "left or died"), pytest.param("late", "Timed out", marks=pytest.mark.slow)],
+)
 def test_a_failure_under_ddp_is_an_error(tmp_path, how, said):
     """torch's C++ must see it as one."""
     script = tmp_path / "failing.py"
@@ -151,7 +155,7 @@ def test_a_failure_under_ddp_is_an_error(tmp_path, how, said):
     assert said in done.stdout
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_modules_under_our_ddp(size):
     script = str(HERE / "torch_attached.py")
     said = started([sys.executable, "-m", "hpcpar", "run", "-n", str(size), script]).split()

@@ -236,7 +236,7 @@ def size_of_all(spec: Any) -> int | None:
     if not isinstance(spec, (list, tuple)) or len(spec) < 2:
         return None
     counts, datatype = spec[1], spec[-1]
-    if isinstance(counts, tuple) and len(counts) == 2 and not _is_number(counts[0]):
+    if isinstance(counts, tuple) and len(counts) == 2:  # counts and displacements
         counts = counts[0]
     if not isinstance(counts, (list, tuple, np.ndarray)) or not isinstance(datatype, MPI.Datatype):
         return None

@@ -555,3 +555,12 @@ def test_disconnect_lets_the_group_go(comms):
         assert len(names) == before
 
     comms(body)
+
+
+def test_empty_vectors_without_buffers(comms):
+    def body(plain, ours):
+        for comm in (plain, ours):
+            comm.Allgatherv([None, 0, mpi().INT], [None, (0, None), mpi().INT])
+            comm.Allgatherv([None, mpi().INT], [None, ([0] * plain.size, None), mpi().INT])
+
+    comms(body)

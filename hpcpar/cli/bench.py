@@ -141,9 +141,7 @@ def _call(args: Namespace) -> int:
 def _collectives(args: Namespace) -> int:
     options = _options(args)
     if args.n is not None:
-        if is_launched(os.environ):
-            raise ArgumentError(f"-n {args.n}: this is a job already. Leave -n to mpiexec.")
-        return run.start_own(args.n, ["bench", "collectives", *_words(args)])
+        return _start(args.n, ["bench", "collectives", *_words(args)])
     group = init(backend=args.backend, check=args.check)
     return _on_ranks(group, args, partial(collectives.run, options=options))
 
@@ -178,15 +176,20 @@ def _words(args: Namespace) -> list[str]:
 def _ddp(args: Namespace) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if args.n is not None:
-        if is_launched(os.environ):
-            raise ArgumentError(f"-n {args.n}: this is a job already. Leave -n to mpiexec.")
         words = ["bench", "ddp", "--cases", args.cases, "--steps", str(args.steps)]
-        return run.start_own(args.n, words + (["--json", args.json] if args.json else []))
+        return _start(args.n, words + (["--json", args.json] if args.json else []))
     return _on_ranks(init(), args, partial(ddp.run, options=_ddp_options(args)))
 
 
 def _ddp_options(args: Namespace) -> ddp.Options:
     return ddp.Options(tuple(args.cases.split(",")), args.steps)
+
+
+def _start(size: int, words: list[str]) -> int:
+    """Start the ranks that -n asks for, with this command line."""
+    if is_launched(os.environ):
+        raise ArgumentError(f"-n {size}: this is a job already. Leave -n to mpiexec.")
+    return run.start_own(size, words)
 
 
 def _on_ranks(group: Group, args: Namespace, measure: Callable[..., dict[str, Any]]) -> int:

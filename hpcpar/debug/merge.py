@@ -18,6 +18,7 @@ from .timeline import RankRecord, own_record
 __all__ = ["load_records", "save_record", "summary"]
 
 _PATTERN = "rank-*.json"
+_FIELDS = (*RankRecord._fields, "rank", "wall_ns")
 
 
 def save_record(folder: str | PathLike[str], *, group: Group | None = None) -> Path:
@@ -81,18 +82,19 @@ def _files_of(path: Path) -> list[Path]:
 def _read(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        _record(content, int(content["wall_ns"]) + 0 * int(content["rank"]))
+        known: dict[str, Any] = {name: content[name] for name in _FIELDS}
+        if not all(isinstance(known[name], int) for name in ("rank", "wall_ns", "now_ns")):
+            raise TypeError("rank and times must be integers")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArgumentError(f"trace: {file} is no record of a rank: {error!r}.") from None
-    known: dict[str, Any] = content
     return known
 
 
 def _record(content: dict[str, Any], wall_ns: int) -> RankRecord:
     """Return the record, its moment being that when the time of day was `wall_ns`."""
     moment = content["now_ns"] + wall_ns - content["wall_ns"]
-    return RankRecord(
-        content["host"], moment, content["groups"], content["entries"], content["spans"]
+    return RankRecord(**{name: content[name] for name in RankRecord._fields})._replace(
+        now_ns=moment
     )
 
 

@@ -101,7 +101,7 @@ class AttachedModule:
         self._arrival: dict[str, int] = {}  # of small ones, in the first step
         self._due: list[int] = []
         self._buckets: Any = None
-        self._index_of: dict[str, int] = {}  # of the last small gradient of each bucket
+        self._bucket_of: dict[str, int] = {}
         self._hooks: dict[str, Any] = {}
         for name in self._params:
             self._watch(name, self._one_came if name not in self._small else self._small_came)
@@ -122,7 +122,7 @@ class AttachedModule:
         if name in self._arrival:  # a second backward pass; torch has added to what waits
             return
         self._arrival[name] = len(self._arrival)
-        index = next(i for i, names in enumerate(self._small_of) if name in names)
+        index = self._bucket_of[name]
         self._due[index] -= 1
         if not self._due[index]:
             self._give(sorted(self._small_of[index], key=self._arrival.__getitem__))
@@ -130,7 +130,7 @@ class AttachedModule:
     def _last_came(self, name: str) -> None:
         """Give all small gradients of the bucket that ends with this one."""
         if self._step is not None:
-            names = self._small_of[self._index_of[name]]
+            names = self._small_of[self._bucket_of[name]]
             self._give([n for n in names if self._params[n].grad is not None])
 
     def _give(self, names: list[str]) -> None:
@@ -163,13 +163,13 @@ class AttachedModule:
 
     def begin(self, step: Step) -> None:
         """Send gradients to `step`; none of an earlier one may be added to."""
-        if self._ddp.buckets is not self._buckets:
+        is_new = self._ddp.buckets is not self._buckets
+        if is_new:
             self._buckets = self._ddp.buckets
             names = [bucket.names for bucket in self._buckets]
+            self._bucket_of = {n: i for i, some in enumerate(names) for n in some}
             self._small_of = [[n for n in some if n in self._small] for some in names]
-            if self._arrival:
-                self._watch_last_ones()
-        elif self._arrival and len(self._hooks) == len(self._params):
+        if self._arrival and (is_new or len(self._hooks) == len(self._params)):
             self._watch_last_ones()
         self._due = [len(some) for some in self._small_of]
         for p in self._params.values():
@@ -180,12 +180,8 @@ class AttachedModule:
         """Leave hooks on the large gradients, and on the last small one of each bucket."""
         for name in self._small & self._hooks.keys():
             self._hooks.pop(name).remove()
-        self._index_of = {}
-        for index, names in enumerate(self._small_of):
-            if names:
-                last = max(names, key=lambda name: self._arrival.get(name, -1))
-                self._index_of[last] = index
-                self._watch(last, self._last_came)
+        for names in filter(None, self._small_of):
+            self._watch(max(names, key=lambda n: self._arrival.get(n, -1)), self._last_came)
 
     def finish(self) -> None:
         """Report what still waits: the last of its bucket got no gradient, or came before it."""

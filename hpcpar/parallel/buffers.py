@@ -12,11 +12,9 @@ import numpy as np
 from .._arrays import Array
 from ..comm.group import Group
 from ..comm.symmetric import zeros_for_all
-from .bucket import Bucket, Layouts, plan_buckets, plan_memory, plan_room
+from .bucket import BUCKET_NBYTES, Bucket, Layouts, plan_buckets, plan_memory, plan_room
 
 __all__ = ["Buffers", "Layout", "Planner", "chunks"]
-
-_CHUNK = 25 * 2**20  # bytes that are packed and sent together
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ def chunks(arrays: Sequence[Array]) -> Iterator[list[Any]]:
     for array in arrays:
         chunk.append(array)
         nbytes += array.nbytes
-        if nbytes >= _CHUNK:
+        if nbytes >= BUCKET_NBYTES:
             yield chunk
             chunk, nbytes = [], 0
     if chunk:

@@ -146,15 +146,11 @@ class CommHook(ABC):
         """Go on from what `state_dict` returned. Local."""
 
 
-def run_chain(hooks: Sequence[CommHook], grad: GradBucket, x: Array) -> Flow:
+def run_chain(hooks: Sequence[CommHook], x: Array, grad: GradBucket) -> Flow:
     """Return the flow of a bucket through all hooks. Local."""
     if not hooks:
         return grad.mean(x)
-    return hooks[0].reduce(x, grad, partial(_onward, hooks[1:]))
-
-
-def _onward(hooks: Sequence[CommHook], x: Array, grad: GradBucket) -> Flow:
-    return run_chain(hooks, grad, x)
+    return hooks[0].reduce(x, grad, partial(run_chain, hooks[1:]))
 
 
 def scale(x: Array, factor: float, by: np.ufunc = np.multiply) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from .._arrays import Array
 from ..comm.group import Group
 from ..errors import ArgumentError
-from .buffers import Buffers, Layout, chunks
+from .buffers import Buffers, Layout
 from .hooks import CommHook, Flow, GradBucket, Onward
 
 __all__ = ["LocalSGD"]
@@ -87,6 +87,6 @@ class LocalSGD(CommHook):
         since = self._step + 1 - self._start_step
         if since <= 0 or since % self._period:
             return False
-        for chunk in chunks(list(params.values())):
-            self._group.all_reduce(chunk, "mean", out=chunk)
+        arrays = list(params.values())
+        self._group.all_reduce(arrays, "mean", out=arrays)  # a tree travels in buckets
         return True

@@ -74,9 +74,9 @@ class Reducer:
         self._start_full()
 
     def _start_full(self) -> None:
-        while len(self._running) < len(self._buckets) and not self._pending[len(self._running)]:
+        while self.num_started < len(self._buckets) and not self._pending[self.num_started]:
             began = time.perf_counter()
-            index = len(self._running)
+            index = self.num_started
             self._running.append(_Running(index, self._begin(index)))
             self._advance(self._running[-1], None)
             self.seconds += time.perf_counter() - began
@@ -140,7 +140,7 @@ class _Records:
 
     def __init__(self, group: Group) -> None:
         self._recorder = group.recorder
-        self._slot = group.home.slots.index((group.name, group.ranks))
+        self._slot = group.home.register(group.name, group.rank, group.ranks)
         self._numbers: set[int] = set()
 
     def note(self) -> None:

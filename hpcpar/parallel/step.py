@@ -76,7 +76,6 @@ class Step:
                 self._join = replica.join
                 self._join.begin_step(self._weight is not None)
             replica.broadcast_buffers(0 if self._join is None else self._join.root)
-        if self._sync:
             replica.claim_group()
         replica.is_open = self._is_open = True
         replica.grads = {}
@@ -134,14 +133,12 @@ class Step:
         if not self._is_open:
             raise ArgumentError(f"ddp.step: gradient {names[0]!r} was reported outside its block.")
         usage, reports = replica.usage, self._reports
-        counts = {name: reports.pop(name, 0) + 1 for name in names}
-        try:
-            usage.check_all(counts, replica.group)
-        except ArgumentError:
-            reports.update({name: count - 1 for name, count in counts.items() if count > 1})
-            raise
+        counts = {name: reports.get(name, 0) + 1 for name in names}
+        usage.check_all(counts, replica.group)
         self._first = self._first or time.monotonic()
         replica.window.take_all(names, layout.views, fill)
+        for name in reports.keys() & counts.keys():
+            del reports[name]  # its place is that of the last
         reports.update(counts)
         if self._sync:
             complete = Counter(layout.bucket_of[n] for n in usage.complete_ones(counts))
@@ -192,7 +189,7 @@ class Step:
         grad = GradBucket(
             index, bucket, group, replica.group.size, replica.steps, portion, self._agreed
         )
-        return run_chain(replica.hooks, grad, flat)
+        return run_chain(replica.hooks, flat, grad)
 
     def __exit__(
         self,
@@ -259,15 +256,11 @@ class Step:
         window.clear_untouched(replica.layout.views, replica.usage.unused)
         self._reducer.start_all()
         ordered = not self._is_shadow and replica.observed(self._reports) is not None
-        used = [name in window.touched for name in replica.params]
+        asked = replica.params if replica.unused == "skip" else ()
+        used = [name in window.touched for name in asked]
         replica.window = Window()
-        return Report(
-            window.weight,
-            self._weight is not None,
-            error,
-            ordered,
-            used if replica.unused == "skip" else [],
-        ).agree(replica.group)
+        report = Report(window.weight, self._weight is not None, error, ordered, used)
+        return report.agree(replica.group)
 
     def _settled(self, error: str | None, is_mistake: bool) -> Exception:
         """Wait for what has begun; return the error of a step that failed on some rank."""

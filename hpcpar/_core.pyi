@@ -392,6 +392,8 @@ class NodeCall:
         """Move on; the same answers."""
     def wait(self, nanoseconds: int, /) -> bool | None:
         """Wait for the end, that long at most; the same answers."""
+    def linger(self, nanoseconds: int, /) -> None:
+        """Sleep and move on as peers do, that long at most; `test` tells the outcome."""
     def headers(self) -> list[bytes]:
         """Return what all ranks say of this call."""
     def missing(self) -> list[int]:

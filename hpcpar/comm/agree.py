@@ -8,9 +8,17 @@ from dataclasses import dataclass
 
 from ..errors import MismatchError
 
-__all__ = ["HEADER_NBYTES", "Header", "describe_call", "different_sites", "disagreement"]
+__all__ = [
+    "HEADER_NBYTES",
+    "UNKNOWN_SEQ",
+    "Header",
+    "describe_call",
+    "different_sites",
+    "disagreement",
+]
 
 HEADER_NBYTES = 256
+UNKNOWN_SEQ = 2**64 - 1
 _FIXED = struct.Struct("<16sqdQI")
 _ROOM = HEADER_NBYTES - _FIXED.size
 _SEP = "\x1f"
@@ -29,7 +37,7 @@ class Header:
     weight : float
         This rank's weight of a weighted mean.
     seq : int
-        Operation number in the group.
+        Operation number in the group, or UNKNOWN_SEQ.
     text : str
         The agreed fields ("verb=all_reduce", ...) and then local ones, for messages and for
         shapes that only one rank knows; cut to what fits.
@@ -134,7 +142,8 @@ def describe_call(header: Header) -> str:
     fields = header.fields()
     inner = ", ".join(f"{k} {v}" for k, v in fields.items() if k not in ("verb", "site"))
     site = f" at {fields['site']}" if "site" in fields else ""
-    return f"#{header.seq} {fields.get('verb', '?')}({inner}){site}"
+    number = f"#{header.seq} " if header.seq != UNKNOWN_SEQ else ""
+    return f"{number}{fields.get('verb', '?')}({inner}){site}"
 
 
 def _ranks_by_value(values: Sequence[str]) -> str:

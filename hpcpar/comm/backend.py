@@ -93,6 +93,8 @@ class Operation:
         Whether the wait must be able to end early (explicit timeout, full check).
     result
         What the backend found out (exchange: list of bytes; recv and probe: Arrived).
+    prepared
+        The backend's own, for an operation that is begun again and again.
     state
         The backend's own.
     """
@@ -107,6 +109,7 @@ class Operation:
         "lane",
         "op",
         "polled",
+        "prepared",
         "recv",
         "recv_counts",
         "result",
@@ -152,6 +155,7 @@ class Operation:
         self.deadline: float | None = None
         self.polled = False
         self.result: Any = None
+        self.prepared: Any = None
         self.state: Any = None
 
 
@@ -254,6 +258,13 @@ class Backend(ABC):
         """Return the one blocking call of two messages at the same time, if there is one."""
         return None
 
+    def prepare(self, op: Operation, agreement: Agreement) -> bool:
+        """Keep with `op` what compares all ranks' agreements and moves the data, if it can.
+
+        Where a rank means something else, `op` ends with all ranks' headers as its result.
+        """
+        return False
+
     def error(self, code: int, rank: int) -> BaseException:
         """Return the exception for an error's number, where `rank` was waited for."""
         return OSError(code, f"rank {rank}")
@@ -286,6 +297,10 @@ class Backend(ABC):
     def rings(self, op: Operation) -> bool:
         """Whether whoever moves `op` on rings the bell that `Progress` sleeps on."""
         return False
+
+    def linger(self, op: Operation, seconds: float) -> None:
+        """Sleep for that long, or until `op`, which rings, ends; nothing is raised for it."""
+        time.sleep(seconds)
 
     def last_of(self, rank: int) -> str | None:
         """Return what another rank did last, in words; None where its record cannot be read."""

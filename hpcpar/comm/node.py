@@ -192,7 +192,7 @@ class NodeBackend(Backend):
             if op.result is not None:
                 op.state = None
                 return
-        op.state = self._call(op)
+        op.state = self._call(op) if op.prepared is None else op.prepared
         self._end(op, op.state.start(op.send, op.recv))
 
     def _left_headers(self, op: Operation) -> list[bytes] | None:
@@ -232,6 +232,13 @@ class NodeBackend(Backend):
         """Whether peers ring when `op` can move on: always."""
         return True
 
+    def linger(self, op: Operation, seconds: float) -> None:
+        """Sleep in the core, where peers wake it."""
+        if op.verb in MESSAGES or op.state is None:
+            super().linger(op, seconds)
+        else:
+            op.state.linger(int(seconds * 1e9))
+
     def cancel(self, op: Operation) -> None:
         """Give a message up."""
         if op.verb in MESSAGES:
@@ -250,6 +257,8 @@ class NodeBackend(Backend):
         call, op.state = op.state, None
         if op.verb == "exchange":
             self._take_exchange(op, call)
+        elif not outcome and call is op.prepared:
+            op.result = call.headers()
         elif not outcome:
             headers = [Header.unpack(data) for data in call.headers()]
             raise GroupFailed(f"ranks are out of step: {disagreement(headers) or op.verb}.")
@@ -287,6 +296,11 @@ class NodeBackend(Backend):
         call = self._make(op, agreement, True)
         way = (call, "x", "out")
         return Direct(way, None if op.verb in _NOT_IN_PLACE else way, divides=True)
+
+    def prepare(self, op: Operation, agreement: Agreement) -> bool:
+        """Keep the call of the core; its number in the group is not known before it begins."""
+        op.prepared = self._make(op, agreement._replace(failed=self.error, record=None), True)
+        return True
 
     def direct_pair(self, send: Operation, recv: Operation, agreement: Agreement) -> Direct | None:
         """Return one call that sends and receives."""

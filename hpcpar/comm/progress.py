@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from ..errors import GroupFailed
@@ -87,6 +88,13 @@ class Flow:
         """Whether a bell rings when its operations, which have not ended, can move on."""
         return all(map(self._backend.rings, self.operations))
 
+    def linger(self, seconds: float) -> bool:
+        """Sleep until its one operation ends; return whether it has one that tells."""
+        if self._current is None or len(self._current) != 1 or not self.is_rung():
+            return False
+        self._backend.linger(self._current[0], seconds)
+        return True
+
     def _tested(self) -> bool:
         assert self._current is not None
         late = [op for op in self._current if not self._backend.test(op)]
@@ -121,7 +129,8 @@ class Progress:
         self.changed: list[Callable[[], None]] = []
         self._bell = bell
         self._queues: dict[Hashable, deque[Flow]] = {}
-        self._wake = threading.Condition()
+        self._mutex = threading.Lock()
+        self._tokens: SimpleQueue[None] = SimpleQueue()  # what the thread waits for if it is idle
         self._turning = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -136,7 +145,7 @@ class Progress:
             if flow.advance():
                 return
             key = flow
-        with self._wake:
+        with self._mutex:
             self._queues.setdefault(key, deque()).append(flow)
             if not self.threaded and self._why:
                 _log.warning("%s: asynchronous operations move on in wait() and done().", self._why)
@@ -175,7 +184,7 @@ class Progress:
             told()
 
     def _rouse(self) -> None:
-        self._wake.notify()
+        self._tokens.put(None)
         if self._bell is not None:
             self._bell.wake()
 
@@ -185,9 +194,30 @@ class Progress:
             raise GroupFailed("wait: this process was forked from the rank that waits.")
         end = None if timeout is None else time.monotonic() + timeout
         if self.threaded:
+            if timeout is None or timeout > 0:
+                self._take_over(work, end)
             self._watch(work, end)
             return
         self._turn_until(lambda: work.join(0), end, lambda pause: self._rest_or_doze(pause, end))
+
+    def _take_over(self, work: Work, end: float | None) -> None:
+        """Move flows on here for a while, unless the communication thread does.
+
+        To wake it, and to be woken by it, takes longer than many an operation.
+        """
+        if not self._turning.acquire(blocking=False):
+            return
+        try:
+            pause = _FIRST_PAUSE
+            while pause < _LAST_PAUSE and not work.join(0):
+                if self._advance_heads():
+                    pause = _FIRST_PAUSE
+                elif (end is not None and time.monotonic() >= end) or not self._linger(pause):
+                    return
+                else:
+                    pause = _longer(pause)
+        finally:
+            self._turning.release()
 
     def _watch(self, work: Work, end: float | None) -> None:
         """Wait in slices, so that signals are seen."""
@@ -207,9 +237,8 @@ class Progress:
 
     def stop(self) -> None:
         """End the communication thread; queued flows stay where they are."""
-        with self._wake:
-            self._stopping = True
-            self._rouse()
+        self._stopping = True
+        self._rouse()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5)
         self._bell = None  # it holds memory
@@ -217,9 +246,8 @@ class Progress:
     def _loop(self) -> None:
         pause = _FIRST_PAUSE
         while not self._stopping:
-            with self._wake:
-                while not self._queues and not self._stopping:
-                    self._wake.wait()
+            while not self._queues and not self._stopping:
+                self._tokens.get()
             pause = _FIRST_PAUSE if self._turn() else self._rest_or_doze(pause, None)
 
     def _all_ring(self) -> bool:
@@ -233,8 +261,16 @@ class Progress:
         return self._rest(pause)
 
     def _rest(self, pause: float) -> float:
-        time.sleep(pause)
-        return min(pause * 1.5, _LAST_PAUSE)
+        with self._turning:
+            has_lingered = self._linger(pause)
+        if not has_lingered:
+            time.sleep(pause)
+        return _longer(pause)
+
+    def _linger(self, pause: float) -> bool:
+        """Sleep in the one operation that there is, if that can be; return whether it could."""
+        heads = [queue[0] for queue in list(self._queues.values())]
+        return len(heads) == 1 and heads[0].linger(pause)
 
     def _doze(self, bell: Bell, nanoseconds: int) -> None:
         """Sleep until a peer or a new flow rings."""
@@ -244,15 +280,23 @@ class Progress:
 
     def _turn(self) -> bool:
         """Give every head flow one chance; return whether one ended."""
-        ended = False
         with self._turning:
-            for key, queue in list(self._queues.items()):
-                while queue and queue[0].advance():
-                    ended = True
-                    with self._wake:
-                        queue.popleft()
-                        if not queue:
-                            del self._queues[key]
+            ended = self._advance_heads()
         if ended and not self.threaded and not self._queues:
             self._tell()
         return ended
+
+    def _advance_heads(self) -> bool:
+        ended = False
+        for key, queue in list(self._queues.items()):
+            while queue and queue[0].advance():
+                ended = True
+                with self._mutex:
+                    queue.popleft()
+                    if not queue:
+                        del self._queues[key]
+        return ended
+
+
+def _longer(pause: float) -> float:
+    return min(pause * 1.5, _LAST_PAUSE)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .._arrays import Array, dtype_code
 from .._core import plain_pair, reduce
 from . import record
-from .agree import HEADER_NBYTES, Header
+from .agree import HEADER_NBYTES, UNKNOWN_SEQ, Header
 from .backend import Agreement, Direct, Operation
 from .broadcast_request import Broadcast
 from .describe import kind_text
@@ -40,7 +40,7 @@ class Quick:
     def learn(self, request: Request) -> None:
         """Keep a plan for calls like `request`, which ended well, if they may take this path."""
         make = _MAKERS.get(type(request))
-        if make is None or not self._runner.settled(request):
+        if make is None or not self._runner.comparison.is_settled(request):
             return
         plan = make(request, self._runner.view)
         if plan is not None and plan.is_plain() and _is_key(plan.key):
@@ -52,7 +52,7 @@ class Quick:
 
     def _add(self, request: Request, plan: _Plan) -> None:
         operation, view = plan.operation, self._runner.view
-        agreement = self._agreement(request) if self._runner.backend.compares_itself else None
+        agreement = self.agreement(request) if self._runner.backend.compares_itself else None
         direct = self._direct(plan, agreement)
         array = plan.x if plan.x is not None else plan.out
         if direct is not None and array is not None:
@@ -78,8 +78,8 @@ class Quick:
             else backend.direct_pair(plan.operation, plan.second, agreement)
         )
 
-    def _agreement(self, request: Request) -> Agreement | None:
-        """Return what the ranks compare when they take the hot path."""
+    def agreement(self, request: Request) -> Agreement | None:
+        """Return what the ranks compare in the call itself; None: they know too little."""
         same, runner = request.fingerprint(), self._runner
         if not request.collective:  # nothing is compared
             return Agreement(0, bytes(HEADER_NBYTES), runner.message_error)
@@ -87,7 +87,9 @@ class Quick:
             return None
         if runner.view.size == 1:  # there is nobody to compare with
             return Agreement(0, bytes(HEADER_NBYTES), runner.hot_error)
-        said = Header.make(request.agreed(), request.local(), request.length, request.weight, 0)
+        said = Header.make(
+            request.agreed(), request.local(), request.length, request.weight, UNKNOWN_SEQ
+        )
         whole = Header.make(same, [], -1, 1.0, 0)
         number = int.from_bytes(whole.digest[:8], "little")
         return Agreement(number, said.pack(), runner.hot_error, (runner.home.recorder, runner.slot))

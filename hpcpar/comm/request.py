@@ -15,7 +15,7 @@ from .agree import Header
 from .backend import Operation
 from .layout import Memory, check_out
 
-__all__ = ["Operand", "Request", "Steps", "View", "operands"]
+__all__ = ["Operand", "Request", "Steps", "View", "is_plain", "operands"]
 
 #: Operations to run (a list runs together), then the verb's result.
 Steps: TypeAlias = Generator["Operation | list[Operation]", None, Any]
@@ -179,7 +179,7 @@ class Operand:
     def target(self, memory: Memory, shape: tuple[int, ...], direct: bool = True) -> Array:
         """Return the flat buffer that receives a result of `shape`: `out` itself if it can."""
         out = self.out
-        if direct and out is not None and _is_plain(out):
+        if direct and out is not None and is_plain(out):
             return out.reshape(-1)
         return memory.empty((count_of(shape),), self.array.dtype)
 
@@ -199,7 +199,8 @@ def adopt_out(out: Any, verb: str) -> Array:
     return adopt(out, verb, "out")[0]
 
 
-def _is_plain(x: Array) -> bool:
+def is_plain(x: Array) -> bool:
+    """Whether the bytes of `x` are those of a flat native array."""
     return x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
-
-import numpy as np
 
 from .._arrays import dtype_code
 from .._core import HotCall
 from ..errors import ArgumentError, CollectiveTimeout, GroupFailed, HpcparError, RankFailed
 from . import record, where
-from .agree import Header, different_sites, disagreement, mismatch
+from .agree import Header
 from .backend import Backend, CrossedGroupsError, Operation
+from .comparison import Comparison
 from .home import Home
 from .progress import Flow
 from .quick import Quick
@@ -25,11 +24,6 @@ from .settings import check_timeout
 from .work import Work
 
 __all__ = ["Runner"]
-
-_log = logging.getLogger("hpcpar")
-_CHECKED_NBYTES = 65536
-_CHECKED_CALLS = 16
-_SIGNATURES = 4096
 
 
 class Runner:
@@ -46,6 +40,7 @@ class Runner:
     hot : HotCall
         The hot path; lets one call run at a time.
     quick : Quick
+    comparison : Comparison
     timeout : float or None
         The default deadline of a call, in seconds.
     in_one_order : bool
@@ -73,11 +68,12 @@ class Runner:
         self._pid = os.getpid()
         self.unclaimed: list[Work] = []
         self._noisy = False
-        self._seen: dict[object, int] = {}
-        self._told: set[str] = set()
         self._given_up: list[Operation] = []
         self.hot = HotCall(home.recorder, self.slot)
         self.quick = Quick(self)
+        self.comparison = Comparison(
+            home.settings, backend, self.view, self.here, self.quick.forget
+        )
         home.progress.changed.append(self._tell_hot)
         self._tell_hot()
 
@@ -154,23 +150,54 @@ class Runner:
         given: tuple[Any, ...] = (),
     ) -> Any:
         """Run the request that `make` builds: check, record, drive, or hand to progress."""
-        if not self.hot.acquire():
-            raise ArgumentError(
-                f"{verb}: another thread is in a call on this group {self.here()}. "
-                "Give each thread its own group."
-            )
+        self._acquire(verb)
         try:
             with where.located(self.here):
                 self.check_usable(verb)
                 default = None if self.patient else self.timeout
                 limit = check_timeout(timeout, verb, default)
                 request = make(self.view)
-                request.site = where.call_site() if self._compares_sites() else None
+                request.site = where.call_site() if self.comparison.takes_sites else None
             if async_op:
-                return self._begin(request, timeout, limit, given)
+                flow = partial(self._flow, request, timeout=timeout)
+                return self._begin(request, flow, timeout, limit, given)
             if request.collective:
                 self._let_land()
             return self._finish(request, timeout, limit)
+        finally:
+            self.hot.release()
+
+    def _acquire(self, verb: str) -> None:
+        """Keep other threads out of the group until `hot` is released."""
+        if not self.hot.acquire():
+            raise ArgumentError(
+                f"{verb}: another thread is in a call on this group {self.here()}. "
+                "Give each thread its own group."
+            )
+
+    def prepare(self, request: Request, op: Operation) -> bool:
+        """Keep with `op` what carries `request` alone and compares it in the same call, if it can.
+
+        For the communication thread's lane; `begin_again` begins it.
+        """
+        if (
+            self.in_one_order
+            or not self.backend.compares_itself
+            or not self.comparison.is_settled(request)
+        ):
+            return False
+        agreement = self.quick.agreement(request)
+        op.lane = 1
+        return agreement is not None and self.backend.prepare(op, agreement)
+
+    def begin_again(self, request: Request, op: Operation | None) -> Work:
+        """Begin a request that was made before, and ended: by `op` alone if it is prepared."""
+        self._acquire(request.verb)
+        try:
+            with where.located(self.here):
+                self.check_usable(request.verb)
+            flow = partial(self._flow if op is None else partial(self._again, op), request)
+            return self._begin(request, flow, None, None if self.patient else self.timeout, ())
         finally:
             self.hot.release()
 
@@ -309,7 +336,12 @@ class Runner:
             self._leave_behind(error)
 
     def _begin(
-        self, request: Request, timeout: float | None, limit: float | None, given: tuple[Any, ...]
+        self,
+        request: Request,
+        make: Callable[[int, int], Steps],
+        timeout: float | None,
+        limit: float | None,
+        given: tuple[Any, ...],
     ) -> Work:
         ticket, seq = self._open(request, timeout)
         work = Work(request.verb, self.home.progress)
@@ -330,7 +362,7 @@ class Runner:
             work.finish(result, error)
 
         flow = Flow(
-            self._flow(request, ticket, seq, timeout),
+            make(ticket, seq),
             self.backend,
             work,
             ended,
@@ -344,20 +376,32 @@ class Runner:
         self.home.progress.submit(self if request.collective else None, flow)
         return work
 
-    def _flow(self, request: Request, ticket: int, seq: int, timeout: float | None) -> Steps:
+    def _again(self, op: Operation, request: Request, ticket: int, seq: int) -> Steps:
+        """Yield a prepared operation; if a rank meant another call, go on as with any call."""
+        self._check_state(request.verb)
+        op.result = None
+        yield op
+        if op.result is None:
+            self._count(ticket, op)
+            return op.recv
+        headers = yield from self.comparison.exchange(request, seq, op.result)
+        return (yield from self._agreed(request, ticket, seq, headers))
+
+    def _flow(self, request: Request, ticket: int, seq: int, timeout: float | None = None) -> Steps:
         """Yield what the call takes: headers first where ranks must compare, then its steps."""
         if request.collective:
             self._check_state(request.verb)  # it may have failed while an asynchronous call waited
         headers = None
-        if request.collective and (request.exchanges or self._compares(request, timeout)):
-            headers = yield from self._exchange(request, seq)
-            try:
-                self._judge(request, headers, seq)
-            except HpcparError:
-                self._uncount(request)
-                raise
-            if request.site is not None:
-                self._watch_sites(headers, seq)
+        if self.comparison.is_due(request, timeout):
+            headers = yield from self.comparison.exchange(request, seq)
+        return (yield from self._agreed(request, ticket, seq, headers))
+
+    def _agreed(
+        self, request: Request, ticket: int, seq: int, headers: Sequence[Header] | None
+    ) -> Steps:
+        """Yield the call's steps, if the headers say that the ranks mean the same."""
+        if headers is not None:
+            self.comparison.judge(request, headers, seq)
         steps = request.steps(headers)
         try:
             step = next(steps)
@@ -373,85 +417,6 @@ class Runner:
         if op.kind != "counts":
             moved = record.traffic_of(op, self.view.rank, self.view.size)
             self.home.recorder.sent(ticket, *moved)
-
-    def _judge(self, request: Request, headers: Sequence[Header], seq: int) -> None:
-        message = disagreement(headers) or request.refusal(headers) or request.objection(headers)
-        if message is not None:
-            raise mismatch(message, self.here(seq))
-
-    def settled(self, request: Request) -> bool:
-        """Whether calls like `request` will not be compared any more."""
-        if self._compares_sites():
-            return False
-        if self.backend.compares_itself:
-            return True
-        if request.exchanges or self.backend.always_checks:
-            return False
-        if self.view.size == 1 or self.home.settings.check == "off":
-            return True
-        if request.compares:
-            return False
-        small = request.agreed_nbytes() < _CHECKED_NBYTES
-        often = self._seen.get(request.signature(), 0) >= _CHECKED_CALLS
-        return small and often
-
-    def _compares(self, request: Request, timeout: float | None) -> bool:
-        """Whether headers travel for safety; every rank decides alike if all is well."""
-        check = self.home.settings.check
-        if self.view.size == 1:
-            return False
-        if self.backend.always_checks or check == "full" or timeout is not None:
-            return True
-        if check == "off":
-            return False
-        if request.compares or request.agreed_nbytes() >= _CHECKED_NBYTES:
-            return True
-        key = request.signature()
-        times = self._seen.get(key, 0)
-        if times == 0 and len(self._seen) >= _SIGNATURES:
-            # A call that is new here is new on every rank, and on no rank takes the hot path: so
-            # all forget at the same call, and go on to compare alike.
-            self._seen.clear()
-            self.quick.forget()
-        self._seen[key] = times + 1
-        request.counted = True
-        return times < _CHECKED_CALLS
-
-    def _compares_sites(self) -> bool:
-        return self.home.settings.check == "full" and self.view.size > 1
-
-    def _watch_sites(self, headers: Sequence[Header], seq: int) -> None:
-        """Say once if lines differ: a rank may have skipped a call, or has a branch of its own."""
-        text = different_sites(headers)
-        if text is not None and text not in self._told and self.view.rank == 0:
-            self._told.add(text)
-            _log.warning("%s %s", text, self.here(seq))
-
-    def _uncount(self, request: Request) -> None:
-        """Forget a call that ranks made differently: each has counted its own, not the others'."""
-        key = request.signature()
-        if request.counted and key in self._seen:
-            self._seen[key] -= 1
-            if self._seen[key] == 0:
-                del self._seen[key]
-
-    def _exchange(self, request: Request, seq: int) -> Any:
-        local = request.local()
-        if request.site is not None:
-            local = [*local, f"site={request.site}"]
-        mine = Header.make(request.agreed(), local, request.length, request.weight, seq)
-        if self.view.size == 1:
-            return [mine]
-        op = Operation("exchange", np.frombuffer(mine.pack(), np.uint8))
-        yield op
-        headers = [Header.unpack(data) for data in op.result]
-        longest = max(h.full_nbytes for h in headers)
-        if not any(h.cut for h in headers):
-            return headers
-        text = mine.text.encode().ljust(longest, b"\0")
-        op = Operation("exchange", np.frombuffer(text, np.uint8))
-        yield op
-        return [h.with_text(data) for h, data in zip(headers, op.result, strict=True)]
 
 
 def _breaks_off(error: BaseException) -> bool:

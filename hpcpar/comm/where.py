@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from ..errors import (
     CollectiveTimeout,
@@ -60,14 +59,20 @@ def last_lines(ranks: Sequence[int], last_of: Callable[[int], str | None]) -> li
     return [f"rank {rank} last: {words}" for rank, words in told if words is not None]
 
 
-@contextmanager
-def located(here: Callable[[], str], history: Callable[[], str] | None = None) -> Iterator[None]:
+class located:  # noqa: N801 - a context like those of contextlib, without their cost
     """Let HpcparErrors of the block say where they happened."""
-    try:
-        yield
-    except HpcparError as error:
-        place(error, here(), history() if history is not None else "")
-        raise
+
+    __slots__ = ("_here", "_history")
+
+    def __init__(self, here: Callable[[], str], history: Callable[[], str] | None = None) -> None:
+        self._here, self._history = here, history
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, HpcparError):
+            place(error, self._here(), self._history() if self._history is not None else "")
 
 
 def call_site() -> str:

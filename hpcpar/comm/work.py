@@ -40,7 +40,9 @@ class Work:
     def __init__(self, verb: str, driver: Driver) -> None:
         self._verb = verb
         self._driver = driver
-        self._event = threading.Event()
+        self._is_done = False
+        self._gate = threading.Lock()  # held until it is done: an Event takes longer to make
+        self._gate.acquire()
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[Work], object]] = []
         self._result: Any = None
@@ -62,9 +64,9 @@ class Work:
         HpcparError
             What the operation ended with.
         """
-        if not self._event.is_set():
+        if not self._is_done:
             self._driver.drive(self, timeout)
-            if not self._event.is_set():
+            if not self._is_done:
                 raise CollectiveTimeout(f"{self._verb}: wait: not done after {timeout} s.")
         self._claimed = True
         if self._error is not None:
@@ -73,9 +75,9 @@ class Work:
 
     def done(self) -> bool:
         """Whether the operation has ended, well or with an error; does not block."""
-        if not self._event.is_set():
+        if not self._is_done:
             self._driver.drive(self, 0.0)
-        return self._event.is_set()
+        return self._is_done
 
     def exception(self) -> BaseException | None:
         """Return the error of an ended operation, or None; does not block."""
@@ -89,7 +91,7 @@ class Work:
         `fn` runs on the thread that ends the operation and must not block.
         """
         with self._lock:
-            if not self._event.is_set():
+            if not self._is_done:
                 self._callbacks.append(fn)
                 return
         fn(self)
@@ -103,7 +105,8 @@ class Work:
         """Set the outcome; called once by the driver."""
         self._result, self._error = result, error
         with self._lock:
-            self._event.set()
+            self._is_done = True
+            self._gate.release()
             callbacks, self._callbacks = self._callbacks, []
         for fn in callbacks:
             try:
@@ -113,4 +116,6 @@ class Work:
 
     def join(self, timeout: float | None) -> bool:
         """Block until another thread ends the operation; return whether it did."""
-        return self._event.wait(timeout)
+        if not self._is_done and self._gate.acquire(timeout=-1 if timeout is None else timeout):
+            self._gate.release()
+        return self._is_done

@@ -22,6 +22,7 @@ typedef struct {
     int looks; /* before the GIL is given away; 0: nothing is done with it */
     uint64_t limit; /* nanoseconds that a call on the hot path may take */
     uint64_t looked; /* when sockets were looked at last */
+    int ended;       /* how it ended in linger(), for test() to tell; HP_PENDING: it did not */
 } NodeCall;
 
 static struct hp_team *team_of(const NodeCall *self)
@@ -168,6 +169,7 @@ static void begin(NodeCall *self, PyObject *x, PyObject *out)
         number_header(self);
     self->request.send = address_of(x);
     self->request.recv = address_of(out);
+    self->ended = HP_PENDING;
     hp_call_begin(&self->core, team_of(self), &self->request);
 }
 
@@ -319,6 +321,8 @@ static PyObject *test(PyObject *object, PyObject *unused)
 {
     (void)unused;
     NodeCall *const self = (NodeCall *)object;
+    if (self->ended != HP_PENDING)
+        return outcome(self, self->ended);
     int rc = move_on(self);
     if (rc == HP_PENDING)
         rc = hp_call_look(&self->core);
@@ -339,6 +343,21 @@ static PyObject *wait_method(PyObject *object, PyObject *number)
         return NULL;
     const int rc = wait_for(self, nanoseconds);
     return rc == -EINTR ? NULL : outcome(self, rc);
+}
+
+/* linger(nanoseconds): neither signals nor deaths are looked at, nothing is raised. */
+static PyObject *linger(PyObject *object, PyObject *number)
+{
+    NodeCall *const self = (NodeCall *)object;
+    const uint64_t nanoseconds = PyLong_AsUnsignedLongLong(number);
+    if (PyErr_Occurred())
+        return NULL;
+    if (self->ended == HP_PENDING) {
+        Py_BEGIN_ALLOW_THREADS
+        self->ended = hp_call_doze(&self->core, nanoseconds);
+        Py_END_ALLOW_THREADS
+    }
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *headers(PyObject *object, PyObject *unused)
@@ -415,6 +434,8 @@ static PyMethodDef call_methods[] = {
     {"test", test, METH_NOARGS, "test()\n--\n\nMove on; the same answers."},
     {"wait", wait_method, METH_O,
      "wait(nanoseconds, /)\n--\n\nWait for the end, that long at most; the same answers."},
+    {"linger", linger, METH_O,
+     "linger(nanoseconds, /)\n--\n\nLet it move on, that long at most; test() tells the outcome."},
     {"headers", headers, METH_NOARGS, "headers()\n--\n\nWhat all ranks say of this call."},
     {"missing", missing, METH_NOARGS, "missing()\n--\n\nThe ranks that keep this call waiting."},
     {NULL, NULL, 0, NULL},

@@ -139,7 +139,7 @@ def test_every_call_is_recorded_on_both_paths(ranks):
 @pytest.mark.sizes(2, 3)
 def test_what_was_learned_is_forgotten_on_all_ranks_together(ranks, monkeypatch):
     """Also where some ranks took the hot path for a call, and others cannot."""
-    monkeypatch.setattr("hpcpar.comm.runner._SIGNATURES", 8)
+    monkeypatch.setattr("hpcpar.comm.comparison._SIGNATURES", 8)
 
     def body(group):
         def call():

@@ -19,12 +19,16 @@ __all__ = ["Residual"]
 class Residual:
     """One array per gradient, zero at first, laid out as the buckets are; float32 for half types.
 
+    Also for other things that a hook keeps of each gradient.
+
     Parameters
     ----------
     layout
         The buckets.
     group
         All copies.
+    label
+        What its arrays are called in states.
 
     References
     ----------
@@ -32,8 +36,8 @@ class Residual:
     ICML 2019.
     """
 
-    def __init__(self, layout: Layout, group: Group) -> None:
-        self._group = group
+    def __init__(self, layout: Layout, group: Group, label: str = "residual") -> None:
+        self._group, self._label = group, label
         self._lay_out(layout)
 
     def _lay_out(self, layout: Layout) -> None:
@@ -65,9 +69,9 @@ class Residual:
             view[...] = before[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``"residual.<name>"``, the ranks' arrays stacked. Collective over the group."""
+        """Return ``"<label>.<name>"``, the ranks' arrays stacked. Collective over the group."""
         return {
-            f"residual.{name}": self._group.all_gather(view[None], sizes="equal")
+            f"{self._label}.{name}": self._group.all_gather(view[None], sizes="equal")
             for name, view in self._layout.views.items()
         }
 
@@ -77,11 +81,11 @@ class Residual:
         The mean over ranks, which is what the next steps still get, is the same then.
         """
         for name, view in self._layout.views.items():
-            saved = state.get(f"residual.{name}")
+            saved = state.get(f"{self._label}.{name}")
             if saved is None or saved.shape[1:] != view.shape:
                 shape = "nothing" if saved is None else saved.shape[1:]
                 raise ArgumentError(
-                    f"load_state_dict: residual of {name!r} has shape {shape}, must be "
+                    f"load_state_dict: {self._label} of {name!r} has shape {shape}, must be "
                     f"{view.shape}. The state is that of other parameters."
                 )
             same = len(saved) == self._group.size

@@ -1,5 +1,7 @@
 """Communication hooks: what they send, what comes back, and what they keep for later."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -250,6 +252,60 @@ def test_a_step_that_failed_keeps_what_was_not_sent(ranks):
     ranks(body)
 
 
+def corrected(grads, fraction, momentum, start_step):
+    """Yield what deep gradient compression averages of ``grads[step][rank]``, one flat array."""
+    moving, rest = np.zeros_like(grads[0]), np.zeros_like(grads[0])
+    for number, own in enumerate(grads):
+        moving = momentum * moving + own
+        if number < start_step:
+            yield moving.mean(axis=0)
+            continue
+        rest += moving
+        count = math.ceil(fraction * rest.shape[1])
+        sent = np.zeros_like(rest)
+        for rank, row in enumerate(rest):
+            places = np.argsort(-np.abs(row))[:count]
+            sent[rank, places] = row[places]
+            row[places] = moving[rank, places] = 0
+        yield sent.mean(axis=0)
+
+
+@pytest.mark.parametrize("weight", [None, 3.0])
+def test_momentum_is_added_before_the_choice(ranks, weight):
+    def body(group):
+        random = np.random.default_rng(1)
+        grads = random.standard_normal((9, group.size, 20))
+        ddp = DDP(
+            {"w": np.zeros((4, 5))}, group=group, hooks=[TopK(0.2, start_step=2, momentum=0.5)]
+        )
+        for own, mean in zip(grads, corrected(grads, 0.2, 0.5, 2), strict=True):
+            got = run(ddp, {"w": own[group.rank].reshape(4, 5)}, weight)["w"]
+            assert np.allclose(got.reshape(-1), mean, rtol=1e-12, atol=1e-14)
+        state = ddp.state_dict()
+        assert {"hooks.0.residual.w", "hooks.0.momentum.w"} <= state.keys()
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2)
+def test_momentum_outlives_failed_steps_and_what_is_not_finite(ranks):
+    def body(group):
+        ddp = DDP({"w": np.zeros(4)}, group=group, hooks=[TopK(0.25, momentum=0.5)])
+        velocity = ddp.hooks[0]._velocity._layout.views["w"]
+        run(ddp, {"w": np.array([4.0, 2.0, 1.0, 0.0])})
+        before = velocity.tolist()
+        assert before == [0.0, 2.0, 1.0, 0.0]
+        with pytest.raises((KeyError, RankFailed)), ddp.step() as step:
+            step.put("w", np.ones(4))
+            if group.rank == 1:
+                raise KeyError("again")
+        assert velocity.tolist() == before
+        run(ddp, {"w": np.array([0.0, math.nan, 8.0, 0.0])})
+        assert np.isfinite(velocity).all()
+
+    ranks(body)
+
+
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("hooks", [list, lambda: [TopK(1.0)], lambda: [Int8()],
                                    lambda: [Cast("float16"), TopK(1.0)]])  # fmt: skip
@@ -298,6 +354,7 @@ def test_feedback_and_a_warm_start_reach_the_goal(ranks):
         assert descend(group, None) < 1e-6
         assert descend(group, PowerSGD(1, start_step=0, min_rate=1)) < 1e-4
         assert descend(group, TopK(0.1)) < 1e-4
+        assert descend(group, TopK(0.1, momentum=0.5)) < 1e-4
         without = PowerSGD(1, start_step=0, min_rate=1, error_feedback=False, warm_start=False)
         assert descend(group, without) > 1e-2
 
@@ -358,6 +415,7 @@ def test_local_steps_are_averaged_when_they_are_due(ranks, paired):
         (lambda: Int8(4), "Int8: block 4 must be at least 8"),
         (lambda: TopK(0.0), "TopK: fraction 0.0 must be above 0"),
         (lambda: TopK(1.5), "TopK: fraction 1.5"),
+        (lambda: TopK(0.5, momentum=1.0), "TopK: .* momentum 1.0 in"),
         (lambda: PowerSGD(0), "PowerSGD: rank 0 must be at least 1"),
         (lambda: PowerSGD(1, start_step=-1), "start_step -1 at least 0"),
         (lambda: LocalSGD(0, start_step=0), "LocalSGD: period 0"),

@@ -117,6 +117,24 @@ def test_what_was_not_sent_moves_along(ranks):
     ranks(body)
 
 
+def test_momentum_moves_along(ranks):
+    def body(group):
+        hook = TopK(0.3, momentum=0.5)
+        ddp = DDP({name: np.zeros(3) for name in "ab"}, group=group, hooks=[hook])
+        for number in range(3):
+            with ddp.step() as step:
+                for name in "ba" if number else "ab":
+                    step.put(name, np.array([1.0, 2.0, 3.0]) + (name == "b"))
+            before = {n: v.copy() for n, v in hook._velocity._layout.views.items()}
+            ddp._replica.lay_out()  # takes up the order that was seen in the first step
+            for name, velocity in hook._velocity._layout.views.items():
+                assert np.array_equal(velocity, before[name])
+        assert hook._velocity.buckets == ddp.buckets
+        assert names(ddp) == [("a", "b")]
+
+    ranks(body)
+
+
 @pytest.mark.parametrize("hooks", [list, lambda: [PowerSGD(start_step=0, rank=2)]])
 def test_state_goes_on_in_another_ddp(ranks, hooks):
     def body(group):

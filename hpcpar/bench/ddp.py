@@ -23,7 +23,7 @@ __all__ = ["CASES", "Options", "run"]
 
 Progress = Callable[[str], None] | None
 Row = dict[str, Any]
-_LAYERS, _NBYTES, _SLEEP = 8, 25 << 20, 0.02
+_LAYERS, _NBYTES, _SLEEP = 16, 25 << 20, 0.01
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter, is_, ne
 from types import TracebackType
 from typing import Any, Literal
 
@@ -11,12 +12,13 @@ import torch
 from .._arrays import Array
 from ..errors import ArgumentError
 from ..parallel import DDP, Step
+from ..parallel.buffers import Layout
 from .torch_tensors import array_on, tensor_on
 
 __all__ = ["AttachedModule", "attach", "buffers_of", "params_of"]
 
-_NOWHERE: Any = (None, None)
-_SMALL = 1 << 16  # bytes up to which a gradient waits for the others of its bucket
+_SMALL = 1 << 16  # bytes up to which a gradient is added up in its bucket
+_grad, _version = attrgetter("grad"), attrgetter("_version")
 
 
 def params_of(module: torch.nn.Module) -> dict[str, Array]:
@@ -80,9 +82,9 @@ def attach(ddp: DDP, module: torch.nn.Module) -> AttachedModule:
 class AttachedModule:
     """A module whose gradients go to a `DDP`; made by `attach`.
 
-    Large gradients move into their buckets as they come. Small ones wait in ``p.grad`` for the
-    last of their bucket and are copied together: after the first step only that one has a hook,
-    for a call of Python costs as much as several small copies.
+    Large gradients move into their buckets as they come. Small ones are added up where they lie
+    in their bucket, by torch itself, and reported together with the last of the bucket: after the
+    first step only that one has a hook, for a call of Python costs as much as several gradients.
     """
 
     def __init__(self, ddp: DDP, module: torch.nn.Module) -> None:
@@ -95,13 +97,12 @@ class AttachedModule:
                 "of both. Make the DDP with params_of(module)."
             )
         self._step: Step | None = None
+        self._layout: Layout | None = None
         self._places: dict[str, tuple[Array, torch.Tensor]] = {}
         self._small = {name for name, p in self._params.items() if p.nbytes <= _SMALL}
-        self._small_of: list[list[str]] = []  # by bucket
+        self._small_of: list[_SmallOnes] = []  # by bucket
         self._arrival: dict[str, int] = {}  # of small ones, in the first step
         self._due: list[int] = []
-        self._buckets: Any = None
-        self._bucket_of: dict[str, int] = {}
         self._hooks: dict[str, Any] = {}
         for name in self._params:
             self._watch(name, self._one_came if name not in self._small else self._small_came)
@@ -113,37 +114,45 @@ class AttachedModule:
 
     def _one_came(self, name: str) -> None:
         if self._step is not None:
-            self._give([name])
+            self._move(self._step, [name])
 
     def _small_came(self, name: str) -> None:
-        """Take note of the order; give a bucket's small gradients once all have come."""
-        if self._step is None:
-            return
-        if name in self._arrival:  # a second backward pass; torch has added to what waits
+        """Take note of the order; report a bucket's small gradients once all have come."""
+        if self._step is None or name in self._arrival:  # torch has added to what waits
             return
         self._arrival[name] = len(self._arrival)
-        index = self._bucket_of[name]
+        index = self._step.layout.bucket_of[name]
         self._due[index] -= 1
         if not self._due[index]:
-            self._give(sorted(self._small_of[index], key=self._arrival.__getitem__))
+            self._report_new(self._step, self._small_of[index])
 
     def _last_came(self, name: str) -> None:
-        """Give all small gradients of the bucket that ends with this one."""
+        """Report all small gradients of the bucket that ends with this one."""
         if self._step is not None:
-            names = self._small_of[self._bucket_of[name]]
-            self._give([n for n in names if self._params[n].grad is not None])
+            self._report_new(self._step, self._small_of[self._step.layout.bucket_of[name]])
 
-    def _give(self, names: list[str]) -> None:
-        """Report gradients that are there: copied together they cost little more than one."""
-        if names and self._step is not None:
-            self._step.on_grads(names, self._fill)
-            for name in names:  # the next layer's may have the memory
-                self._params[name].grad = None
+    def _report_new(self, step: Step, some: _SmallOnes) -> None:
+        """Report those gradients that have come since they were looked at, in the first order."""
+        added, others = some.take_new()
+        if len(self._hooks) == len(self._params):
+            for names in (added, others):
+                names.sort(key=lambda name: self._arrival.get(name, -1))
+        if added:
+            step.on_grads(added, _leave)
+        if others:
+            self._move(step, others)
+
+    def _move(self, step: Step, names: Sequence[str]) -> None:
+        """Report gradients that lie elsewhere, and copy them together."""
+        step.on_grads(names, self._fill)
+        for name in names:  # the next layer's may have the memory
+            self._params[name].grad = None
 
     def _fill(self, names: Sequence[str], outs: Sequence[Array], add: bool) -> None:
-        places = list(map(self._place, names, outs))
+        places = [self._place(name, out) for name, out in zip(names, outs, strict=True)]
         grads: list[Any] = [self._params[name].grad for name in names]
-        (torch._foreach_add_ if add else torch._foreach_copy_)(places, grads)
+        with torch.no_grad():
+            (torch._foreach_add_ if add else torch._foreach_copy_)(places, grads)
 
     def _place(self, name: str, view: Array) -> torch.Tensor:
         """Return the tensor on the memory of a gradient."""
@@ -163,38 +172,117 @@ class AttachedModule:
 
     def begin(self, step: Step) -> None:
         """Send gradients to `step`; none of an earlier one may be added to."""
-        is_new = self._ddp.buckets is not self._buckets
+        is_new = step.layout is not self._layout
         if is_new:
-            self._buckets = self._ddp.buckets
-            names = [bucket.names for bucket in self._buckets]
-            self._bucket_of = {n: i for i, some in enumerate(names) for n in some}
-            self._small_of = [[n for n in some if n in self._small] for some in names]
+            self._lay_out(step.layout)
         if self._arrival and (is_new or len(self._hooks) == len(self._params)):
             self._watch_last_ones()
-        self._due = [len(some) for some in self._small_of]
-        for p in self._params.values():
-            p.grad = None
+        self._due = [len(some.params) for some in self._small_of]
+        adds_here = step.begin_sums(self._stretches)
+        for some in self._small_of:
+            some.begin(adds_here)
+        for name in self._large:
+            self._params[name].grad = None
         self._step = step
+
+    def _lay_out(self, layout: Layout) -> None:
+        """Take note of where gradients lie."""
+        self._layout = layout
+        self._large = self._params.keys() - self._small
+        self._stretches = layout.stretches(self._small)
+        small = [[n for n in bucket.names if n in self._small] for bucket in layout.buckets]
+        self._small_of = [
+            _SmallOnes({n: (self._params[n], self._place(n, layout.views[n])) for n in names})
+            for names in small
+        ]
 
     def _watch_last_ones(self) -> None:
         """Leave hooks on the large gradients, and on the last small one of each bucket."""
         for name in self._small & self._hooks.keys():
             self._hooks.pop(name).remove()
-        for names in filter(None, self._small_of):
-            self._watch(max(names, key=lambda n: self._arrival.get(n, -1)), self._last_came)
+        for some in self._small_of:
+            if some.names:
+                last = max(some.names, key=lambda name: self._arrival.get(name, -1))
+                self._watch(last, self._last_came)
 
-    def finish(self) -> None:
+    def finish(self, step: Step) -> None:
         """Report what still waits: the last of its bucket got no gradient, or came before it."""
-        self._give([name for name in self._small if self._params[name].grad is not None])
+        for some in self._small_of:
+            self._report_new(step, some)
 
     def end(self) -> None:
         """Set the gradients that have been averaged."""
         self._step = None
-        for name, grad in self._ddp.grads.items():
-            p, (view, place) = self._params[name], self._places.get(name, _NOWHERE)
-            if view is not grad or place.dtype != p.dtype:
-                place = self._place(name, grad).to(p.dtype)
-            p.grad = place
+        grads = self._ddp.grads
+        for name in self._large:
+            self._set(name, grads.get(name))
+        for some in self._small_of:
+            for name in some.misplaced(grads):
+                self._set(name, grads.get(name))
+
+    def _set(self, name: str, grad: Array | None) -> None:
+        p = self._params[name]
+        p.grad = None if grad is None else self._place(name, grad).to(p.dtype)
+
+
+class _SmallOnes:
+    """The small gradients of one bucket, which torch adds up where they lie, if it can.
+
+    What is done for each of a thousand parameters is done by functions of C here.
+
+    Attributes
+    ----------
+    names, params, places
+        The parameters, and the tensors on their parts of the bucket.
+    """
+
+    def __init__(self, members: Mapping[str, tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
+        self.names = list(members)
+        self.params = [param for param, _ in members.values()]
+        self.places = [place for _, place in members.values()]
+        self._fits = all(p.dtype == place.dtype for p, place in members.values())
+        self._versions: list[int] = []  # when they were looked at: torch counts what it adds
+        self._is_done = False  # all have come
+
+    def begin(self, adds_here: bool) -> None:
+        """Let torch add to the bucket, or make gradients of its own."""
+        self._is_done = False
+        if not (adds_here and self._fits):
+            for p in self.params:
+                p.grad = None
+        elif not self._are_in_place():
+            for p, place in zip(self.params, self.places, strict=True):
+                p.grad = place
+        self._versions = list(map(_version, self.places))
+
+    def _are_in_place(self) -> bool:
+        return all(map(is_, map(_grad, self.params), self.places))
+
+    def take_new(self) -> tuple[list[str], list[str]]:
+        """Return what was added up since it was looked at, and what lies elsewhere."""
+        before, self._versions = self._versions, list(map(_version, self.places))
+        if self._is_done and before == self._versions:
+            return [], []
+        if self._are_in_place() and all(map(ne, before, self._versions)):
+            self._is_done = True
+            return self.names[:], []
+        named = list(zip(self.names, map(_grad, self.params), self.places, strict=True))
+        changed = map(ne, before, self._versions)
+        pairs = zip(named, changed, strict=True)
+        added = [name for (name, grad, place), is_new in pairs if is_new and grad is place]
+        others = [n for n, grad, place in named if grad is not place and grad is not None]
+        return added, others
+
+    def misplaced(self, grads: Mapping[str, Array]) -> list[str]:
+        """Return those whose gradient is not what lies in the bucket, or should be none."""
+        if self._are_in_place() and grads.keys() >= set(self.names):
+            return []
+        members = zip(self.names, self.params, self.places, strict=True)
+        return [name for name, p, place in members if p.grad is not place or name not in grads]
+
+
+def _leave(names: Sequence[str], outs: Sequence[Array], add: bool) -> None:
+    """Fill nothing: the gradients are where they belong."""
 
 
 class _ModuleStep:
@@ -226,7 +314,7 @@ class _ModuleStep:
     def _finish(self) -> None:
         """Report what waits, and end the step, also if that is refused."""
         try:
-            self._attached.finish()
+            self._attached.finish(self._step)
         except Exception as error:
             self._step.__exit__(type(error), error, error.__traceback__)
             raise

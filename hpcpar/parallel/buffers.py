@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,17 @@ class Layout:
     def bucket_of(self) -> Mapping[str, int]:
         """Index of the bucket of each gradient."""
         return {name: i for i, bucket in enumerate(self.buckets) for name in bucket.names}
+
+    def stretches(self, names: Collection[str]) -> list[tuple[int, Array]]:
+        """Return the parts of buffers in which only gradients of `names` lie, with their bucket."""
+        found: list[tuple[int, Array]] = []
+        for index, (bucket, flat) in enumerate(zip(self.buckets, self.flats, strict=True)):
+            members = zip(bucket.names, bucket.starts, bucket.counts, strict=True)
+            for is_wanted, run in groupby(members, key=lambda member: member[0] in names):
+                _, starts, counts = zip(*run, strict=True)
+                if is_wanted:
+                    found.append((index, flat[starts[0] : starts[-1] + counts[-1]]))
+        return found
 
 
 class Buffers:

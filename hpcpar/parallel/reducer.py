@@ -74,12 +74,14 @@ class Reducer:
         self._start_full()
 
     def _start_full(self) -> None:
-        while self.num_started < len(self._buckets) and not self._pending[self.num_started]:
+        index = len(self._running)
+        while index < len(self._buckets) and not self._pending[index]:
             began = time.perf_counter()
-            index = self.num_started
-            self._running.append(_Running(index, self._begin(index)))
-            self._advance(self._running[-1], None)
+            running = _Running(index, self._begin(index))
+            self._running.append(running)
+            self._advance(running, None)
             self.seconds += time.perf_counter() - began
+            index += 1
 
     def _advance(self, running: _Running, result: object) -> None:
         """Send a flow the result of its last operation; keep the next."""
@@ -157,5 +159,5 @@ class _Records:
         if not self._numbers:
             return []
         newest = self._recorder.last(2 * len(self._numbers) + 8)
-        entries = (Entry(*record) for record in newest)
-        return [e for e in entries if e.slot == self._slot and e.seq in self._numbers]
+        mine, numbers = self._slot, self._numbers
+        return [Entry(*r) for r in newest if r[0] == mine and r[1] in numbers]

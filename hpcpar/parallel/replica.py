@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from .._arrays import Array
 from ..comm.group import Group
+from ..comm.persistent import PersistentAllReduce
 from ..errors import ArgumentError
 from .bucket import Bucket
 from .buffers import Buffers, Planner, chunks
@@ -51,6 +52,8 @@ class Replica:
     ----------
     layout
         Buckets and where they lie.
+    means
+        What takes the mean of each bucket that all copies share and no hook changes.
     window
         What has been added up.
     is_open
@@ -89,7 +92,7 @@ class Replica:
         self.steps, self.last, self.total = 0, StepTimes(), StepTimes()
         self.join: Join | None = None
         self._memory = Buffers(planner, groups)
-        self.layout = self._memory.lay_out(planner.plan())
+        self._lay_out(planner.plan())
         self.order: tuple[str, ...] | None = None  # observed, once it is
         self._next: tuple[Bucket, ...] | None = None
         for hook in self.hooks:
@@ -119,10 +122,19 @@ class Replica:
     def lay_out(self) -> None:
         """Take up a new plan where nothing has been added up that lies by the old one. Local."""
         if self._next is not None and not self.window.weights:
-            self.layout = self._memory.lay_out(self._next)
+            self._lay_out(self._next)
             self._next = None
             for hook in self.hooks:
                 hook.rebuilt(self.layout)
+
+    def _lay_out(self, plan: Sequence[Bucket]) -> None:
+        self.layout = self._memory.lay_out(plan)
+        pairs = zip(self.layout.buckets, self.layout.flats, strict=True)
+        is_plain = not self.hooks
+        self.means = [
+            PersistentAllReduce(self.group, flat, "mean") if is_plain and not bucket.group else None
+            for bucket, flat in pairs
+        ]
 
     def claim_group(self) -> None:
         """Raise if another DDP's step is open on the group: their operations would meet."""
@@ -143,6 +155,8 @@ class Replica:
         short = self.usage.short(reports)
         if short or self.unused != "error":
             return short
+        if self.window.touched >= self.params.keys():
+            return []
         return [name for name in self.params if name not in self.window.touched]
 
     def observed(self, reports: Mapping[str, int]) -> list[str] | None:

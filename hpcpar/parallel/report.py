@@ -41,8 +41,10 @@ class Report:
         """Sum the reports of all ranks. Collective."""
         ordered = self.ordered and group.rank == 0
         mine = [self.weight, self.weighted, self.error is not None, ordered, *self.used]
-        total, given, failed, known, *used = group.all_reduce(np.array(mine, np.float64), "sum")
-        return Verdict(float(total), int(given), bool(failed), bool(known), [n > 0 for n in used])
+        sums = np.array(mine, np.float64)
+        group.all_reduce(sums, "sum", out=sums)
+        total, given, failed, known, *used = sums.tolist()
+        return Verdict(total, int(given), bool(failed), bool(known), [n > 0 for n in used])
 
 
 @dataclass(frozen=True)

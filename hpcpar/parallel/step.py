@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
@@ -13,9 +13,11 @@ import numpy as np
 
 from .._arrays import Array
 from ..comm.home import Span
+from ..comm.persistent import PersistentAllReduce
 from ..comm.reductions import Portion
 from ..errors import ArgumentError
 from ..nn.layer import Fill
+from .buffers import Layout
 from .hooks import Flow, GradBucket, run_chain, scale
 from .reducer import Reducer
 from .replica import Replica
@@ -93,6 +95,31 @@ class Step:
                 replica.layout.views[name][...] = 0
             self._reducer.arrived(replica.layout.bucket_of[name])
 
+    @property
+    def layout(self) -> Layout:
+        """Where gradients lie."""
+        return self._replica.layout
+
+    def begin_sums(self, stretches: Iterable[tuple[int, Array]]) -> bool:
+        """Return whether gradients may be added up in their buckets before they are reported.
+
+        They may where they travel as they are: with a weight, micro-steps are scaled one by one.
+
+        Parameters
+        ----------
+        stretches
+            Parts of buckets, as `Layout.stretches` has them, that become zero for it, if this is
+            the first micro-step.
+        """
+        window = self._replica.window
+        if window.factor is not None:
+            return False
+        if len(window.weights) == 1:
+            for index, stretch in stretches:
+                if index >= self._reducer.num_started:  # a static step may begin with some
+                    stretch[...] = 0
+        return True
+
     def on_grad(self, name: str, fill: Fill) -> None:
         """Take the gradient of `name` from `fill`, into its bucket. Local, does not wait.
 
@@ -133,15 +160,18 @@ class Step:
         if not self._is_open:
             raise ArgumentError(f"ddp.step: gradient {names[0]!r} was reported outside its block.")
         usage, reports = replica.usage, self._reports
-        counts = {name: reports.get(name, 0) + 1 for name in names}
+        counts = dict.fromkeys(names, 1)
+        again = reports.keys() & counts.keys()
+        for name in again:
+            counts[name] += reports[name]
         usage.check_all(counts, replica.group)
         self._first = self._first or time.monotonic()
         replica.window.take_all(names, layout.views, fill)
-        for name in reports.keys() & counts.keys():
+        for name in again:
             del reports[name]  # its place is that of the last
         reports.update(counts)
         if self._sync:
-            complete = Counter(layout.bucket_of[n] for n in usage.complete_ones(counts))
+            complete = Counter(map(layout.bucket_of.__getitem__, usage.complete_ones(counts)))
             for index in sorted(complete):
                 self._reducer.arrived(index, complete[index])
 
@@ -177,6 +207,9 @@ class Step:
     def _flow(self, index: int) -> Flow:
         """Return the flow of a full bucket."""
         replica, window = self._replica, self._replica.window
+        mean = replica.means[index]
+        if mean is not None and self._weight is None:
+            return _taking(mean)
         bucket, flat = replica.layout.buckets[index], replica.layout.flats[index]
         portion = None
         if self._weight is not None:
@@ -311,3 +344,9 @@ class Step:
         spans = self._replica.group.home.spans
         for (name, start), end in zip(marks.items(), (first, left, done), strict=True):
             spans.append(Span("ddp", name, int(start * 1e9), int(end * 1e9)))
+
+
+def _taking(mean: PersistentAllReduce) -> Flow:
+    """Return the flow of a bucket whose mean is all that is wanted."""
+    yield mean.start()
+    return mean.x

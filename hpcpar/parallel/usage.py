@@ -29,7 +29,9 @@ class Usage:
     @property
     def unused(self) -> list[str]:
         """Parameters that never come."""
-        return [name for name, count in (self._counts or {}).items() if count == 0]
+        if not self._static or self._counts is None:
+            return []
+        return [name for name, count in self._counts.items() if count == 0]
 
     def is_complete(self, name: str, count: int) -> bool:
         """Whether nothing comes after `count` gradients of `name`; never known in a first step."""

@@ -52,7 +52,7 @@ class Window:
 
     def take(self, name: str, view: Array, fill: Fill) -> None:
         """Put a gradient of the current micro-step into the view, onto what is there already."""
-        weight, add = self._factor, name in self.touched
+        weight, add = self.factor, name in self.touched
         self.touched.add(name)
         if weight == 0:
             if not add:
@@ -66,19 +66,21 @@ class Window:
 
     def take_all(self, names: Sequence[str], views: Mapping[str, Array], fill: FillAll) -> None:
         """Put several gradients into their views, in one call of `fill` if nothing is scaled."""
-        if self._factor is not None:
+        if self.factor is not None:
             for name in names:
                 self.take(name, views[name], partial(_one, fill, name, views[name]))
             return
-        new = [name for name in names if name not in self.touched]
-        old = [name for name in names if name in self.touched]
-        self.touched.update(new)
+        touched = self.touched
+        is_new = touched.isdisjoint(names)
+        new = names if is_new else [name for name in names if name not in touched]
+        old = [] if is_new else [name for name in names if name in touched]
+        touched.update(new)
         for some, add in ((new, False), (old, True)):
             if some:
                 fill(some, [views[name] for name in some], add)
 
     @property
-    def _factor(self) -> float | None:
+    def factor(self) -> float | None:
         """Return what gradients are multiplied by as they come; None: nothing."""
         return self.weights[-1] if self.multiplied or self.weights[-1] == 0 else None
 

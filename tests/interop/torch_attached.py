@@ -1,5 +1,7 @@
 """Modules under our DDP, beside torch's own over Gloo: a rank of a job. See test_torch.py."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -102,6 +104,70 @@ def two_backward_passes_in_a_step(group):
         loss_of(model, x).backward()
 
 
+def small_gradients_lie_in_their_buckets(group):
+    model = make(torch.float64).eval()
+    ddp = DDP(params_of(model), group=group)
+    attached = attach(ddp, model)
+    x = batch(0, torch.float64)
+    for _ in range(3):
+        with attached.step():
+            loss_of(model, x).backward()
+            places = [p.grad.data_ptr() for p in model.parameters()]
+        assert places == [p.grad.data_ptr() for p in model.parameters()]
+    expected = [p.grad.clone() for p in model.parameters()]
+    with attached.step(), warnings.catch_warnings():  # torch sets these itself, with their graph
+        warnings.simplefilter("ignore")
+        loss_of(model, x).backward(create_graph=True)
+    for p, grad in zip(model.parameters(), expected, strict=True):
+        assert torch.allclose(p.grad, grad, rtol=1e-12)
+        assert not p.grad.requires_grad
+    for forgotten in (True, False):  # an optimizer that sets gradients to None, or to zero
+        torch.optim.SGD(model.parameters(), lr=0.0).zero_grad(set_to_none=forgotten)
+        with attached.step():
+            loss_of(model, x).backward()
+        for p, grad in zip(model.parameters(), expected, strict=True):
+            assert torch.allclose(p.grad, grad, rtol=1e-12)
+
+
+def what_got_no_gradient_has_none(group):
+    torch.manual_seed(5)
+    model = torch.nn.ModuleList([torch.nn.Linear(3, 2) for _ in range(3)]).double()
+    x = torch.ones(4, 3, dtype=torch.float64)
+    by_policy = {"zero": [1.0, 0.0], "skip": [1.0, None]}
+    for policy, (own, other) in by_policy.items():
+        ddp = DDP(params_of(model), group=group, unused=policy)
+        attached = attach(ddp, model)
+        for used in (0, 1, 0):
+            with attached.step():
+                (model[used](x).sum() / 4).backward()
+            for number, layer in enumerate(model):
+                want = own if number == used else other
+                got = layer.bias.grad
+                assert (got is None) if want is None else torch.all(got == want), (policy, number)
+        attached.detach()
+    ddp = DDP(params_of(model), group=group)
+    attached = attach(ddp, model)
+    with pytest.raises(ArgumentError, match=r"missing gradients: 1\.weight"), attached.step():
+        (model[0](x) + model[2](x)).sum().backward()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def a_second_pass_after_the_bucket_left_is_told(group):
+    model = make(torch.float64).eval()
+    ddp = DDP(params_of(model), group=group, first_bucket_nbytes=1, bucket_nbytes=1)
+    attached = attach(ddp, model)
+    x = batch(group.rank, torch.float64)
+    for _ in range(2):
+        with attached.step():
+            loss_of(model, x).backward()
+    with pytest.raises(ArgumentError, match="reported twice"), attached.step():
+        loss_of(model, x).backward()
+        if group.rank == group.size - 1:  # no hook sees it: the bucket's last is not among them
+            torch.autograd.backward([model[1].bias.sum()])
+    with attached.step():
+        loss_of(model, x).backward()
+
+
 def what_is_refused(group):
     model = make()
     with pytest.raises(ArgumentError, match=r"'0.bias' is a parameter of the DDP or"):
@@ -119,6 +185,9 @@ def main():
         micro_steps_add_up,
         half_types_and_frozen_parameters,
         two_backward_passes_in_a_step,
+        small_gradients_lie_in_their_buckets,
+        what_got_no_gradient_has_none,
+        a_second_pass_after_the_bucket_left_is_told,
         what_is_refused,
     ):
         check(group)

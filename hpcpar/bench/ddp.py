@@ -23,6 +23,8 @@ __all__ = ["CASES", "Options", "run"]
 
 Progress = Callable[[str], None] | None
 Row = dict[str, Any]
+#: What the ratio of each case should be.
+_TARGETS = {"gpt": "<= 0.333", "small": "<= 0.333", "alone": "<= 0.03", "sleep": ">= 0.9"}
 _LAYERS, _NBYTES, _SLEEP = 16, 25 << 20, 0.01
 
 
@@ -78,6 +80,7 @@ def _row(
     added = np.median(seconds[:, 1:] - seconds[:, :1], axis=0)
     return {
         "case": case,
+        "target": _TARGETS[case],
         "ratio_of": what,
         "alone_ms": 1e3 * float(np.median(seconds[:, 0])),
         "ours_adds_ms": 1e3 * float(added[0]),

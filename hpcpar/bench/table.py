@@ -147,9 +147,10 @@ def _ddp(report: dict[str, Any]) -> Table:
         cells = [row["case"], f"{row['params'] / 1e6:.1f}", str(row["wrong"])]
         cells += [f"{row['alone_ms']:.2f}", f"{row['ours_adds_ms']:.2f}"]
         cells += ["-" if peer is None else f"{peer:.2f}", f"{row['ratio']:.3f}"]
-        rows.append([*cells, f"{row['low']:.3f} to {row['high']:.3f}", row["ratio_of"]])
+        interval = f"{row['low']:.3f} to {row['high']:.3f}"
+        rows.append([*cells, interval, row["target"], row["ratio_of"]])
     columns = ["case", "M params", "#wrong", "alone ms", "ours +ms", "peer +ms", "ratio"]
-    columns += ["95 %", "of"]
+    columns += ["95 %", "target", "of"]
     title = f"ddp  {report['ranks']} ranks, {report['options']['steps']} steps of each way by turns"
     return Table(title, columns, rows)
 

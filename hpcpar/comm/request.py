@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .._arrays import Array, Restore, adopt, count_of, is_array, memory_overlaps, same_memory
+from .._arrays import (
+    Array,
+    Restore,
+    adopt,
+    count_of,
+    dtype_code,
+    is_array,
+    memory_overlaps,
+    same_memory,
+)
 from ..errors import ArgumentError, HpcparError
 from . import tree
 from .agree import Header
 from .backend import Operation
 from .layout import Memory, check_out
+from .record import verb_code
 
 __all__ = ["Operand", "Request", "Steps", "View", "is_plain", "operands"]
 
@@ -71,6 +82,14 @@ class Request(ABC):
 
     def __init__(self, view: View) -> None:
         self.view = view
+
+    @cached_property
+    def entry(self) -> tuple[int, int, int, int, int]:
+        """What the record has of it: verb, dtype, elements, bytes of each, root."""
+        code, itemsize = (
+            (0, 1) if self.dtype is None else (dtype_code(self.dtype), self.dtype.itemsize)
+        )
+        return verb_code(self.verb), code, self.count, itemsize, self.root
 
     @abstractmethod
     def agreed(self) -> list[str]:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
-from .._arrays import dtype_code
 from .._core import HotCall
 from ..errors import ArgumentError, CollectiveTimeout, GroupFailed, HpcparError, RankFailed
 from . import record, where
@@ -194,10 +193,12 @@ class Runner:
         """Begin a request that was made before, and ended: by `op` alone if it is prepared."""
         self._acquire(request.verb)
         try:
-            with where.located(self.here):
-                self.check_usable(request.verb)
-            flow = partial(self._flow if op is None else partial(self._again, op), request)
+            self.check_usable(request.verb)
+            flow = partial(self._flow, request) if op is None else partial(self._again, op, request)
             return self._begin(request, flow, None, None if self.patient else self.timeout, ())
+        except HpcparError as error:
+            self._placed(error)
+            raise
         finally:
             self.hot.release()
 
@@ -255,14 +256,11 @@ class Runner:
             self._close(ticket, seq, status)
 
     def _open(self, request: Request, timeout: float | None) -> tuple[int, int]:
-        recorder, dtype = self.home.recorder, request.dtype
+        recorder = self.home.recorder
         seq = recorder.seq(self.slot)
-        code, itemsize = (0, 1) if dtype is None else (dtype_code(dtype), dtype.itemsize)
-        verb = record.verb_code(request.verb)
         if timeout is not None or self.patient:
             self.own_time.add(seq)
-        ticket = recorder.begin(self.slot, verb, code, request.count, itemsize, request.root)
-        return ticket, seq
+        return recorder.begin(self.slot, *request.entry), seq
 
     def _close(self, ticket: int, seq: int, status: int) -> None:
         self.home.recorder.end(ticket, status)
@@ -345,11 +343,12 @@ class Runner:
     ) -> Work:
         ticket, seq = self._open(request, timeout)
         work = Work(request.verb, self.home.progress)
-        release = self.home.locks.lock(given)
+        release = self.home.locks.lock(given) if given else None
 
         def ended(work: Work, result: Any, error: BaseException | None) -> None:
             """Unlock the arrays, close the record, hand the outcome over."""
-            release()
+            if release is not None:
+                release()
             self._flying.discard(work)
             self._tell_hot()
             self._close(ticket, seq, int(error is not None))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter, is_, ne
 from types import TracebackType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from .._arrays import Array
+from .._core import PackPlan
 from ..errors import ArgumentError
 from ..parallel import DDP, Step
 from ..parallel.buffers import Layout
@@ -18,6 +21,8 @@ from .torch_tensors import array_on, tensor_on
 __all__ = ["AttachedModule", "attach", "buffers_of", "params_of"]
 
 _SMALL = 1 << 16  # bytes up to which a gradient is added up in its bucket
+_LARGE = 1 << 20  # bytes from which it is copied past the caches
+_SHARED = (torch.float32, torch.float64, torch.float16)  # of which NumPy sees the memory
 _grad, _version = attrgetter("grad"), attrgetter("_version")
 
 
@@ -114,7 +119,8 @@ class AttachedModule:
 
     def _one_came(self, name: str) -> None:
         if self._step is not None:
-            self._move(self._step, [name])
+            self._step.on_grad(name, partial(self._fill_one, name))
+            self._params[name].grad = None
 
     def _small_came(self, name: str) -> None:
         """Take note of the order; report a bucket's small gradients once all have come."""
@@ -147,6 +153,14 @@ class AttachedModule:
         step.on_grads(names, self._fill)
         for name in names:  # the next layer's may have the memory
             self._params[name].grad = None
+
+    def _fill_one(self, name: str, out: Array | None = None, add: bool = False) -> Array:
+        if out is None:  # wanted apart, to be scaled
+            assert self._layout is not None
+            out = np.empty_like(self._layout.views[name])
+        if add or not _streamed(self._params[name].grad, out):
+            self._fill([name], [out], add)
+        return out
 
     def _fill(self, names: Sequence[str], outs: Sequence[Array], add: bool) -> None:
         places = [self._place(name, out) for name, out in zip(names, outs, strict=True)]
@@ -279,6 +293,17 @@ class _SmallOnes:
             return []
         members = zip(self.names, self.params, self.places, strict=True)
         return [name for name, p, place in members if p.grad is not place or name not in grads]
+
+
+def _streamed(grad: Any, out: Array) -> bool:
+    """Copy a large gradient past the caches, which takes half the time; return whether it could."""
+    if out.nbytes < _LARGE or grad.dtype not in _SHARED or grad.layout is not torch.strided:
+        return False
+    array: Array = grad.detach().numpy()
+    if array.dtype != out.dtype:
+        return False
+    PackPlan([(array.shape, array.dtype)], array.dtype).pack([array], out.reshape(-1))
+    return True
 
 
 def _leave(names: Sequence[str], outs: Sequence[Array], add: bool) -> None:

@@ -137,12 +137,13 @@ class Step:
             return
         if not self._is_open:
             raise ArgumentError(f"ddp.step: gradient {name!r} was reported outside its block.")
-        count = self._reports.get(first, 0) + 1
+        reports = self._reports
+        count = reports.get(first, 0) + 1
         replica.usage.check(first, name, count, replica.group)
         self._first = self._first or time.monotonic()
         replica.window.take(first, replica.layout.views[first], fill)
-        self._reports.pop(first, None)
-        self._reports[first] = count
+        reports.pop(first, None)
+        reports[first] = count
         if self._sync and replica.usage.is_complete(first, count):
             self._reducer.arrived(replica.layout.bucket_of[first])
 

@@ -8,9 +8,11 @@
 #include <string.h>
 
 #include "compiler.h"
+#include "hp_node.h"
 #include "hpcpar.h"
 
-#define BLOCK 1024 /* elements that a cast gathers at a time */
+#define BLOCK 1024          /* elements that a cast gathers at a time */
+#define STREAMED (1u << 20) /* bytes from which a run is written past the caches */
 
 struct walk;
 /* Handles a line of `n` items that lie `stride` bytes apart. */
@@ -120,7 +122,27 @@ static inline void copy_out(const char *flat, char *data, ptrdiff_t n, ptrdiff_t
         memcpy(data + i * stride, flat + (size_t)i * item, item);
 }
 
-/* The default stays a call of memcpy: long runs are what it is good at. */
+static void copy_run(void *to, const void *from, size_t nbytes)
+{
+    if (nbytes < STREAMED)
+        memcpy(to, from, nbytes);
+    else /* the caches would not keep it: to read the old bytes first is for nothing */
+        hp_copy_streaming(to, from, nbytes);
+}
+
+static void copy_in_runs(char *flat, const char *data, ptrdiff_t n, ptrdiff_t stride, size_t item)
+{
+    for (ptrdiff_t i = 0; i < n; i++)
+        copy_run(flat + (size_t)i * item, data + i * stride, item);
+}
+
+static void copy_out_runs(const char *flat, char *data, ptrdiff_t n, ptrdiff_t stride, size_t item)
+{
+    for (ptrdiff_t i = 0; i < n; i++)
+        copy_run(data + i * stride, flat + (size_t)i * item, item);
+}
+
+/* What is longer than an item is a run. */
 #define BY_ITEM(copy, item, ...)       \
     switch (item) {                    \
     case 1: copy(__VA_ARGS__, 1); break;   \
@@ -128,7 +150,7 @@ static inline void copy_out(const char *flat, char *data, ptrdiff_t n, ptrdiff_t
     case 4: copy(__VA_ARGS__, 4); break;   \
     case 8: copy(__VA_ARGS__, 8); break;   \
     case 16: copy(__VA_ARGS__, 16); break; \
-    default: copy(__VA_ARGS__, item);      \
+    default: copy##_runs(__VA_ARGS__, item); \
     }
 
 static void gather_line(const struct walk *w, char *flat, char *data, ptrdiff_t n,

@@ -66,6 +66,29 @@ def micro_steps_add_up(group):
             assert torch.allclose(p.grad, q.grad / (1 if weight is None else 2), rtol=1e-12)
 
 
+def large_gradients_are_copied_past_the_caches(group):
+    torch.manual_seed(3)
+    model = torch.nn.Linear(600, 500)  # 1.2 MB, and 2 kB
+    ddp = DDP(params_of(model), group=group)
+    attached = attach(ddp, model)
+    xs = [torch.full((4, 600), 0.5 + r) for r in range(group.size)]
+    mean = sum(xs[r].sum(0) for r in range(group.size)) / group.size
+    for weight in (None, 2.0):
+        for _ in range(2):
+            with attached.step(weight):
+                model(xs[group.rank]).sum().backward()
+            assert torch.all(model.weight.grad == mean)
+        with ddp.no_sync(), attached.step(weight):
+            model(xs[group.rank]).sum().backward()
+        with attached.step(weight):
+            model(3 * xs[group.rank]).sum().backward()
+        assert torch.all(model.weight.grad == mean * (4 if weight is None else 2))
+    with attached.step():
+        loss = (model.weight.t() * torch.arange(500.0)).sum()  # a gradient with other strides
+        (loss + model.bias.sum()).backward()
+    assert torch.all(model.weight.grad == torch.arange(500.0)[:, None])
+
+
 def half_types_and_frozen_parameters(group):
     model = make(torch.bfloat16)
     model[0].bias.requires_grad_(False)
@@ -183,6 +206,7 @@ def main():
     for check in (
         gradients_are_torchs,
         micro_steps_add_up,
+        large_gradients_are_copied_past_the_caches,
         half_types_and_frozen_parameters,
         two_backward_passes_in_a_step,
         small_gradients_lie_in_their_buckets,

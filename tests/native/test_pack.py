@@ -286,3 +286,21 @@ def test_refused_read_only_and_unaligned_buffers():
     plan.unpack(locked, [np.ones(2, np.float32)])
     with pytest.raises(ValueError, match="flat is not aligned"):
         plan.pack([np.zeros(2, np.float32)], np.zeros(9, np.uint8)[1:])
+
+
+@pytest.mark.parametrize("nbytes", [2**20 - 1, 2**20, 2**20 + 77, 3 * 2**20 + 5])
+@pytest.mark.parametrize("offset", [0, 1, 63])
+def test_long_runs_are_whole_wherever_they_lie(nbytes, offset):
+    source = np.random.default_rng(0).integers(0, 256, nbytes + 64, np.uint8)[offset:][:nbytes]
+    rows = np.zeros((2, nbytes + 9), np.uint8)
+    rows[:, :nbytes] = source
+    plan = PackPlan([((nbytes,), np.uint8), ((2, nbytes), np.uint8)])
+    flat = np.zeros(plan.nbytes + 64, np.uint8)[offset:][: plan.nbytes]
+    plan.pack([source, rows[:, :nbytes]], flat)
+    assert np.array_equal(flat[:nbytes], source)
+    assert np.array_equal(flat[plan.offsets[1] :], np.tile(source, 2))
+    back, back_rows = np.zeros(nbytes + 1, np.uint8), np.zeros_like(rows)
+    plan.unpack(flat, [back[1:], back_rows[:, :nbytes]])
+    assert np.array_equal(back[1:], source)
+    assert np.array_equal(back_rows, rows)
+    assert back[0] == 0

@@ -51,14 +51,14 @@ IDENTITY = (
 )
 
 #: By name on the command line: communication hooks of data parallel training.
-HOOKS: dict[str, Callable[[], list[CommHook]]] = {
-    "none": list,
-    "fp16": lambda: [Cast("float16")],
-    "bf16": lambda: [Cast("bfloat16")],
-    "int8": lambda: [Int8()],
-    "topk": lambda: [TopK(0.01)],
-    "powersgd": lambda: [PowerSGD(2, start_step=10)],
-    "localsgd": lambda: [LocalSGD(4, start_step=10)],
+HOOKS: dict[str, Callable[[float], list[CommHook]]] = {
+    "none": lambda momentum: [],
+    "fp16": lambda momentum: [Cast("float16")],
+    "bf16": lambda momentum: [Cast("bfloat16")],
+    "int8": lambda momentum: [Int8()],
+    "topk": lambda momentum: [TopK(0.01, start_step=10, momentum=momentum)],
+    "powersgd": lambda momentum: [PowerSGD(2, start_step=10)],
+    "localsgd": lambda momentum: [LocalSGD(4, start_step=10)],
 }
 
 
@@ -99,7 +99,12 @@ def parse(arguments: Sequence[str] | None, quiet: bool = False) -> argparse.Name
     add("--decay", type=_at_least(int, 1), help="step at which the rate is a tenth (never)")
     add("--momentum", type=_at_least(float, 0), default=0.9, help="of sgd (%(default)s)")
     add("--weight-decay", type=_at_least(float, 0), default=0.01, help="(%(default)s)")
-    add("--clip", type=_at_least(float, 0), default=1.0, help="gradient norm, 0: off (%(default)s)")
+    add(
+        "--clip",
+        type=_at_least(float, 0),
+        default=1.0,
+        help="mean gradients' norm, 0: off (%(default)s)",
+    )
     add("--hook", choices=HOOKS, default="none", help="what compresses gradients (%(default)s)")
     add("--accumulate", type=_at_least(int, 1), default=1, help="micro-steps (%(default)s)")
     add("--uneven", action="store_true", help="ranks have other numbers of steps: DDP.join()")
@@ -149,8 +154,9 @@ class Trainer:
             dropout=config.dropout,
         )
         params = cast(self.model.init(self.key.child("init")), config.dtype)
-        self.ddp = DDP(params, group=group, hooks=HOOKS[config.hook]())
-        self.optimizer = make_optimizer(config)
+        early = config.momentum if config.hook == "topk" and config.optimizer == "sgd" else 0.0
+        self.ddp = DDP(params, group=group, hooks=HOOKS[config.hook](early))
+        self.optimizer = make_optimizer(config, config.momentum - early)
         self.optimizer_state = self.optimizer.init(self.ddp.params)
         self.schedule = warmup_cosine(
             config.lr,
@@ -307,10 +313,10 @@ def _part(state: dict[str, Any], part: str) -> dict[str, Any]:
     return {name.removeprefix(start): v for name, v in state.items() if name.startswith(start)}
 
 
-def make_optimizer(config: argparse.Namespace) -> Optimizer:
-    """Return the optimizer that the command line names."""
+def make_optimizer(config: argparse.Namespace, momentum: float) -> Optimizer:
+    """Return the optimizer that the command line names; `momentum` is that of sgd."""
     if config.optimizer == "sgd":
-        return SGD(momentum=config.momentum, weight_decay=config.weight_decay)
+        return SGD(momentum=momentum, weight_decay=config.weight_decay)
     no_decay = ("*.bias", "*norm*")
     return AdamW(beta2=0.99, weight_decay=config.weight_decay, no_decay=no_decay)
 

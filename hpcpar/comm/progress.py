@@ -146,7 +146,10 @@ class Progress:
                 return
             key = flow
         with self._mutex:
-            self._queues.setdefault(key, deque()).append(flow)
+            if key in self._queues:
+                self._queues[key].append(flow)
+            else:
+                self._queues[key] = deque([flow])
             if not self.threaded and self._why:
                 _log.warning("%s: asynchronous operations move on in wait() and done().", self._why)
                 self._why = ""
@@ -194,30 +197,9 @@ class Progress:
             raise GroupFailed("wait: this process was forked from the rank that waits.")
         end = None if timeout is None else time.monotonic() + timeout
         if self.threaded:
-            if timeout is None or timeout > 0:
-                self._take_over(work, end)
             self._watch(work, end)
             return
         self._turn_until(lambda: work.join(0), end, lambda pause: self._rest_or_doze(pause, end))
-
-    def _take_over(self, work: Work, end: float | None) -> None:
-        """Move flows on here for a while, unless the communication thread does.
-
-        To wake it, and to be woken by it, takes longer than many an operation.
-        """
-        if not self._turning.acquire(blocking=False):
-            return
-        try:
-            pause = _FIRST_PAUSE
-            while pause < _LAST_PAUSE and not work.join(0):
-                if self._advance_heads():
-                    pause = _FIRST_PAUSE
-                elif (end is not None and time.monotonic() >= end) or not self._linger(pause):
-                    return
-                else:
-                    pause = _longer(pause)
-        finally:
-            self._turning.release()
 
     def _watch(self, work: Work, end: float | None) -> None:
         """Wait in slices, so that signals are seen."""
@@ -251,7 +233,7 @@ class Progress:
             pause = _FIRST_PAUSE if self._turn() else self._rest_or_doze(pause, None)
 
     def _all_ring(self) -> bool:
-        return not self._stopping and all(q[0].is_rung() for q in list(self._queues.values()))
+        return not self._stopping and all(flow.is_rung() for flow in self._heads())
 
     def _rest_or_doze(self, pause: float, end: float | None) -> float:
         """Sleep for a while, until a bell rings where one can; return how long next time."""
@@ -262,15 +244,15 @@ class Progress:
 
     def _rest(self, pause: float) -> float:
         with self._turning:
-            has_lingered = self._linger(pause)
+            heads = self._heads()
+            has_lingered = len(heads) == 1 and heads[0].linger(pause)
         if not has_lingered:
             time.sleep(pause)
-        return _longer(pause)
+        return min(pause * 1.5, _LAST_PAUSE)
 
-    def _linger(self, pause: float) -> bool:
-        """Sleep in the one operation that there is, if that can be; return whether it could."""
-        heads = [queue[0] for queue in list(self._queues.values())]
-        return len(heads) == 1 and heads[0].linger(pause)
+    def _heads(self) -> list[Flow]:
+        with self._mutex:  # without it a queue may be seen empty
+            return [queue[0] for queue in self._queues.values()]
 
     def _doze(self, bell: Bell, nanoseconds: int) -> None:
         """Sleep until a peer or a new flow rings."""
@@ -280,23 +262,15 @@ class Progress:
 
     def _turn(self) -> bool:
         """Give every head flow one chance; return whether one ended."""
+        ended = False
         with self._turning:
-            ended = self._advance_heads()
+            for key, queue in list(self._queues.items()):
+                while queue and queue[0].advance():
+                    ended = True
+                    with self._mutex:
+                        if len(queue) == 1:
+                            del self._queues[key]
+                        queue.popleft()
         if ended and not self.threaded and not self._queues:
             self._tell()
         return ended
-
-    def _advance_heads(self) -> bool:
-        ended = False
-        for key, queue in list(self._queues.items()):
-            while queue and queue[0].advance():
-                ended = True
-                with self._mutex:
-                    queue.popleft()
-                    if not queue:
-                        del self._queues[key]
-        return ended
-
-
-def _longer(pause: float) -> float:
-    return min(pause * 1.5, _LAST_PAUSE)

@@ -194,6 +194,7 @@ class Runner:
         self._acquire(request.verb)
         try:
             self.check_usable(request.verb)
+            request.site = where.call_site() if self.comparison.takes_sites else None
             flow = partial(self._flow, request) if op is None else partial(self._again, op, request)
             return self._begin(request, flow, None, None if self.patient else self.timeout, ())
         except HpcparError as error:

@@ -88,13 +88,14 @@ class Work:
     def on_done(self, fn: Callable[[Work], object]) -> None:
         """Call ``fn(work)`` when the operation has ended; at once if it has.
 
-        `fn` runs on the thread that ends the operation and must not block.
+        `fn` runs on the thread that ends the operation and must not block; what it raises is
+        logged.
         """
         with self._lock:
             if not self._is_done:
                 self._callbacks.append(fn)
                 return
-        fn(self)
+        self._tell(fn)
 
     @property
     def claimed(self) -> bool:
@@ -109,10 +110,13 @@ class Work:
             self._gate.release()
             callbacks, self._callbacks = self._callbacks, []
         for fn in callbacks:
-            try:
-                fn(self)
-            except Exception:  # it must not stop the operations of others
-                _log.exception("%s: a function given to on_done failed", self._verb)
+            self._tell(fn)
+
+    def _tell(self, fn: Callable[[Work], object]) -> None:
+        try:
+            fn(self)
+        except Exception:  # it must not stop the operations of others
+            _log.exception("%s: a function given to on_done failed", self._verb)
 
     def join(self, timeout: float | None) -> bool:
         """Block until another thread ends the operation; return whether it did."""

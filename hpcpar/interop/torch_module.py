@@ -63,6 +63,7 @@ def attach(ddp: DDP, module: torch.nn.Module) -> AttachedModule:
     AttachedModule
         Whose `step` is the context of a forward and backward pass. After it ``p.grad`` of each
         parameter is its averaged gradient: a view of the bucket, not a copy, until the next step.
+        Within the step leave ``p.grad`` alone: an optimizer's ``zero_grad`` goes before it.
 
     Raises
     ------
@@ -104,7 +105,10 @@ class AttachedModule:
         self._step: Step | None = None
         self._layout: Layout | None = None
         self._places: dict[str, tuple[Array, torch.Tensor]] = {}
-        self._small = {name for name, p in self._params.items() if p.nbytes <= _SMALL}
+        # In static steps each pass counts: all have hooks of their own.
+        small = {name for name, p in self._params.items() if p.nbytes <= _SMALL}
+        self._small: set[str] = set() if ddp.static else small
+        self._watches_all = True
         self._small_of: list[_SmallOnes] = []  # by bucket
         self._arrival: dict[str, int] = {}  # of small ones, in the first step
         self._due: list[int] = []
@@ -140,7 +144,7 @@ class AttachedModule:
     def _report_new(self, step: Step, some: _SmallOnes) -> None:
         """Report those gradients that have come since they were looked at, in the first order."""
         added, others = some.take_new()
-        if len(self._hooks) == len(self._params):
+        if self._watches_all:
             for names in (added, others):
                 names.sort(key=lambda name: self._arrival.get(name, -1))
         if added:
@@ -189,7 +193,7 @@ class AttachedModule:
         is_new = step.layout is not self._layout
         if is_new:
             self._lay_out(step.layout)
-        if self._arrival and (is_new or len(self._hooks) == len(self._params)):
+        if self._arrival and (is_new or self._watches_all):
             self._watch_last_ones()
         self._due = [len(some.params) for some in self._small_of]
         adds_here = step.begin_sums(self._stretches)
@@ -212,11 +216,13 @@ class AttachedModule:
 
     def _watch_last_ones(self) -> None:
         """Leave hooks on the large gradients, and on the last small one of each bucket."""
+        self._watches_all = False
         for name in self._small & self._hooks.keys():
             self._hooks.pop(name).remove()
         for some in self._small_of:
-            if some.names:
-                last = max(some.names, key=lambda name: self._arrival.get(name, -1))
+            names = [name for name in some.names if self._params[name].requires_grad]
+            if names:
+                last = max(names, key=lambda name: self._arrival.get(name, -1))
                 self._watch(last, self._last_came)
 
     def finish(self, step: Step) -> None:
@@ -318,7 +324,11 @@ class _ModuleStep:
 
     def __enter__(self) -> Step:
         entered = self._step.__enter__()
-        self._attached.begin(entered)
+        try:
+            self._attached.begin(entered)
+        except Exception as error:
+            self._step.__exit__(type(error), error, error.__traceback__)
+            raise
         return entered
 
     def __exit__(

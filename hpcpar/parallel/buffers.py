@@ -76,15 +76,15 @@ class Layout:
         """Index of the bucket of each gradient."""
         return {name: i for i, bucket in enumerate(self.buckets) for name in bucket.names}
 
-    def stretches(self, names: Collection[str]) -> list[tuple[int, Array]]:
-        """Return the parts of buffers in which only gradients of `names` lie, with their bucket."""
-        found: list[tuple[int, Array]] = []
-        for index, (bucket, flat) in enumerate(zip(self.buckets, self.flats, strict=True)):
+    def stretches(self, names: Collection[str]) -> list[Array]:
+        """Return the parts of buffers in which only gradients of `names` lie."""
+        found: list[Array] = []
+        for bucket, flat in zip(self.buckets, self.flats, strict=True):
             members = zip(bucket.names, bucket.starts, bucket.counts, strict=True)
             for is_wanted, run in groupby(members, key=lambda member: member[0] in names):
                 _, starts, counts = zip(*run, strict=True)
                 if is_wanted:
-                    found.append((index, flat[starts[0] : starts[-1] + counts[-1]]))
+                    found.append(flat[starts[0] : starts[-1] + counts[-1]])
         return found
 
 

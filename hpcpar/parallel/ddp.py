@@ -81,6 +81,8 @@ class DDP:
         optimizer takes.
     hooks
         The chain.
+    static
+        Whether all steps are alike.
 
     Raises
     ------
@@ -125,7 +127,7 @@ class DDP:
         broadcast: bool = True,
     ) -> None:
         self.group = as_group(group)
-        self.hooks = tuple(hooks)
+        self.hooks, self.static = tuple(hooks), static
         if unused not in ("error", "zero", "skip"):
             raise ArgumentError(f"DDP: unused {unused!r} must be 'error', 'zero' or 'skip'.")
         kept, own = dict(buffers or {}), dict(groups or {})

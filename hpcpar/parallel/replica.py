@@ -142,7 +142,7 @@ class Replica:
         if key in self.group.home.busy:
             raise ArgumentError(
                 f"ddp.step: a step of another DDP is open on this group {self.group.here()}. Leave "
-                "it first, or give each DDP a group of its own: group.split(0)."
+                "it first, or make one DDP of both models' parameters."
             )
         self.group.home.busy.add(key)
 

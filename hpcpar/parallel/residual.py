@@ -80,6 +80,14 @@ class Residual:
 
         The mean over ranks, which is what the next steps still get, is the same then.
         """
+        self.check_state(state)
+        for name, view in self._layout.views.items():
+            saved = state[f"{self._label}.{name}"]
+            same = len(saved) == self._group.size
+            view[...] = saved[self._group.rank] if same else saved.mean(axis=0)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ArgumentError if the state is that of other parameters. Local."""
         for name, view in self._layout.views.items():
             saved = state.get(f"{self._label}.{name}")
             if saved is None or saved.shape[1:] != view.shape:
@@ -88,5 +96,3 @@ class Residual:
                     f"load_state_dict: {self._label} of {name!r} has shape {shape}, must be "
                     f"{view.shape}. The state is that of other parameters."
                 )
-            same = len(saved) == self._group.size
-            view[...] = saved[self._group.rank] if same else saved.mean(axis=0)

@@ -100,24 +100,21 @@ class Step:
         """Where gradients lie."""
         return self._replica.layout
 
-    def begin_sums(self, stretches: Iterable[tuple[int, Array]]) -> bool:
+    def begin_sums(self, stretches: Iterable[Array]) -> bool:
         """Return whether gradients may be added up in their buckets before they are reported.
 
-        They may where they travel as they are: with a weight, micro-steps are scaled one by one.
+        They may in a first micro-step, and where they travel as they are.
 
         Parameters
         ----------
         stretches
-            Parts of buckets, as `Layout.stretches` has them, that become zero for it, if this is
-            the first micro-step.
+            Parts of buckets, as `Layout.stretches` has them, that become zero for it.
         """
         window = self._replica.window
-        if window.factor is not None:
+        if window.factor is not None or len(window.weights) > 1:
             return False
-        if len(window.weights) == 1:
-            for index, stretch in stretches:
-                if index >= self._reducer.num_started:  # a static step may begin with some
-                    stretch[...] = 0
+        for stretch in stretches:
+            stretch[...] = 0
         return True
 
     def on_grad(self, name: str, fill: Fill) -> None:

@@ -162,4 +162,6 @@ class TopK(CommHook):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with them."""
         for kept in self._kept:
+            kept.check_state(state)
+        for kept in self._kept:
             kept.load_state_dict(state)

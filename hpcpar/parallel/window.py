@@ -81,7 +81,7 @@ class Window:
 
     @property
     def factor(self) -> float | None:
-        """Return what gradients are multiplied by as they come; None: nothing."""
+        """What gradients are multiplied by as they come; None: nothing."""
         return self.weights[-1] if self.multiplied or self.weights[-1] == 0 else None
 
     def clear_untouched(self, views: Mapping[str, Any], given_up: Sequence[str]) -> None:

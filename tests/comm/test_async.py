@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import threading
 import time
 import weakref
@@ -395,3 +396,27 @@ def test_a_rank_with_one_core_has_no_thread_and_says_so_once(monkeypatch, caplog
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 4})
     assert world._progress(True, None, 0).threaded
     assert not world._progress(False, None, 0).threaded
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.threads_only
+def test_calls_of_several_threads_do_not_disturb_the_communication_thread():
+    def body(group):
+        others = [group.subgroup([group.rank]), group.subgroup(range(group.size))]
+
+        def call(own):
+            for _ in range(400):
+                assert own.all_reduce(np.ones(2), async_op=True).wait(20)[0] == own.size
+
+        threads = [threading.Thread(target=call, args=(own,)) for own in others]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        run_ranks(2, body)
+    finally:
+        sys.setswitchinterval(before)

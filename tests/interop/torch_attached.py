@@ -152,6 +152,81 @@ def small_gradients_lie_in_their_buckets(group):
             assert torch.allclose(p.grad, grad, rtol=1e-12)
 
 
+def micro_steps_of_any_kind_add_up(group):
+    model = make(torch.float64).eval()
+    ddp = DDP(params_of(model), group=group)
+    attached = attach(ddp, model)
+    x = batch(0, torch.float64)
+    for _ in range(2):
+        with attached.step():
+            loss_of(model, x).backward()
+    once = [p.grad.clone() for p in model.parameters()]
+
+    def is_twice():
+        pairs = zip(model.parameters(), once, strict=True)
+        return all(torch.allclose(p.grad, 2 * grad, rtol=1e-12) for p, grad in pairs)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with ddp.no_sync(), attached.step():
+            loss_of(model, x).backward(create_graph=True)
+        with attached.step():
+            loss_of(model, x).backward(create_graph=True)
+    assert is_twice()
+    with ddp.no_sync(), attached.step():
+        loss_of(model, x).backward()
+    with attached.step():
+        torch.optim.SGD(model.parameters(), lr=0.0).zero_grad(set_to_none=False)
+        loss_of(model, x).backward()
+    assert is_twice()
+    with ddp.no_sync(), ddp.step() as step:  # made elsewhere
+        for name, grad in zip(ddp.params, once, strict=True):
+            step.put(name, grad.numpy())
+    with attached.step():
+        loss_of(model, x).backward()
+    assert is_twice()
+
+
+def parameters_may_freeze_and_thaw(group):
+    for late in (1, 2, 4):
+        model = make(torch.float64).eval()
+        ddp = DDP(params_of(model), group=group, unused="zero")
+        attached = attach(ddp, model)
+        x = batch(group.rank, torch.float64)
+        for number in range(7):
+            model[0].requires_grad_(not late <= number < late + 2)
+            with attached.step():
+                loss_of(model, x).backward()
+            assert bool(model[0].weight.grad.any()) == model[0].weight.requires_grad
+        attached.detach()
+
+
+def orders_may_change(group):
+    torch.manual_seed(7)
+    layers = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(4)]).double()
+    attached = attach(DDP(params_of(layers), group=group, bucket_nbytes=300), layers)
+    for number in range(5):
+        x = torch.full((2, 4), 1.0 + group.rank, dtype=torch.float64)
+        order = list(layers) if number % 2 else list(layers)[::-1]
+        with attached.step():
+            for layer in order:
+                layer(x).sum().backward()
+        mean = 2 * (1 + (group.size - 1) / 2)
+        assert all(torch.all(layer.weight.grad == mean) for layer in layers)
+
+
+def static_steps_of_several_passes(group):
+    layers = torch.nn.ModuleList([torch.nn.Linear(3, 2) for _ in range(3)]).double()
+    ddp = DDP(params_of(layers), group=group, static=True, unused="zero")
+    attached = attach(ddp, layers)
+    x = torch.ones(4, 3, dtype=torch.float64)
+    for _ in range(4):
+        with attached.step():
+            for _ in range(2):
+                (layers[0](x) + layers[1](x)).sum().backward()
+        assert [layer.bias.grad.sum().item() for layer in layers] == [16, 16, 0]
+
+
 def what_got_no_gradient_has_none(group):
     torch.manual_seed(5)
     model = torch.nn.ModuleList([torch.nn.Linear(3, 2) for _ in range(3)]).double()
@@ -210,6 +285,10 @@ def main():
         half_types_and_frozen_parameters,
         two_backward_passes_in_a_step,
         small_gradients_lie_in_their_buckets,
+        micro_steps_of_any_kind_add_up,
+        parameters_may_freeze_and_thaw,
+        orders_may_change,
+        static_steps_of_several_passes,
         what_got_no_gradient_has_none,
         a_second_pass_after_the_bucket_left_is_told,
         what_is_refused,

@@ -137,6 +137,20 @@ def test_compressed_gradients_train_as_well(ranks, train_gpt, hook):
     ranks(body)
 
 
+@pytest.mark.sizes(2)
+def test_momentum_comes_before_the_choice_of_top_k(ranks, train_gpt):
+    config = train_gpt.parse(f"{CONFIGS['sgd']} --momentum 0.5 --clip 0 --hook topk".split())
+
+    def body(group):
+        trainer = train(train_gpt, config, group, 12)
+        assert trainer.optimizer.momentum == 0
+        assert "momentum=0.5" in repr(trainer.ddp.hooks)
+        assert np.isfinite(trainer.losses).all()
+        assert any(key.startswith("ddp.hooks.0.momentum.") for key in trainer.state_dict())
+
+    ranks(body)
+
+
 def test_ranks_may_have_other_numbers_of_steps(ranks, train_gpt):
     config = train_gpt.parse(f"{CONFIGS['sgd']} --steps 12 --uneven".split())
 

@@ -329,6 +329,14 @@ def test_states_of_others_are_refused(ranks):
             make(group, PowerSGD(4, start_step=0), shapes=shapes).load_state_dict(state)
         with pytest.raises(ArgumentError, match=r"residual of .* has shape nothing"):
             make(group, PowerSGD(2, start_step=0)).load_state_dict({"steps": 1})
+        without = make(group, TopK(0.5)).state_dict()
+        ddp = make(group, TopK(0.5, momentum=0.5))
+        run(ddp, gradients(group.rank))
+        before = {n: v.copy() for n, v in ddp.hooks[0]._residual._layout.views.items()}
+        with pytest.raises(ArgumentError, match=r"momentum of .* has shape nothing"):
+            ddp.load_state_dict(without)
+        for name, kept in ddp.hooks[0]._residual._layout.views.items():
+            assert np.array_equal(kept, before[name])
 
     ranks(body)
 

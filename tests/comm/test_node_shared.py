@@ -93,7 +93,7 @@ def test_it_is_read_where_it_lies(ranks):
     ranks(body)
 
 
-@pytest.mark.sizes(2, 3)
+@pytest.mark.sizes(2)
 def test_its_memory_is_used_again(ranks):
     def body(group):
         if not has_engine(group):

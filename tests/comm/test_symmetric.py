@@ -216,7 +216,7 @@ def test_memory_is_used_again_when_all_ranks_have_dropped_it(ranks):
     ranks(body)
 
 
-@pytest.mark.sizes(2, 3)
+@pytest.mark.sizes(2)
 def test_many_arrays_take_the_memory_of_few(ranks):
     def body(group):
         if not has_engine(group):

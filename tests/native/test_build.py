@@ -107,6 +107,7 @@ def run(*command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow  # `make test` builds and runs them by itself
 @pytest.mark.threads_only
 def test_c_tests():
     cmake, ctest = tool("cmake"), tool("ctest")

@@ -40,17 +40,12 @@ class PersistentAllReduce:
         self._request = AllReduce(self._runner.view, x, op, None, x)
         self._work: Work | None = None
         self._kept: Operation | None = None
-        reduction = self._request.reduction
-        kept = Operation(
-            "all_reduce",
-            x,
-            x,
-            op=reduction.primitive,
-            factors=reduction.factors(group.size),
-            divisor=reduction.divisor(group.size),
-        )
-        if is_plain(x) and self._runner.prepare(self._request, kept):
-            self._kept = kept
+        if is_plain(x):
+            kept = next(self._request.steps(None))
+            assert isinstance(kept, Operation)
+            kept.send = kept.recv = x  # which it hands back
+            if self._runner.prepare(self._request, kept):
+                self._kept = kept
 
     def start(self) -> Work:
         """Begin it. Collective; the result of the Work is the array.

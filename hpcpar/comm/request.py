@@ -86,9 +86,8 @@ class Request(ABC):
     @cached_property
     def entry(self) -> tuple[int, int, int, int, int]:
         """What the record has of it: verb, dtype, elements, bytes of each, root."""
-        code, itemsize = (
-            (0, 1) if self.dtype is None else (dtype_code(self.dtype), self.dtype.itemsize)
-        )
+        kind = self.dtype
+        code, itemsize = (0, 1) if kind is None else (dtype_code(kind), kind.itemsize)
         return verb_code(self.verb), code, self.count, itemsize, self.root
 
     @abstractmethod

@@ -179,11 +179,7 @@ class Runner:
 
         For the communication thread's lane; `begin_again` begins it.
         """
-        if (
-            self.in_one_order
-            or not self.backend.compares_itself
-            or not self.comparison.is_settled(request)
-        ):
+        if self.in_one_order or not self.comparison.is_settled(request):
             return False
         agreement = self.quick.agreement(request)
         op.lane = 1

@@ -108,13 +108,14 @@ class AttachedModule:
         # In static steps each pass counts: all have hooks of their own.
         small = {name for name, p in self._params.items() if p.nbytes <= _SMALL}
         self._small: set[str] = set() if ddp.static else small
+        self._large = self._params.keys() - self._small
         self._watches_all = True
         self._small_of: list[_SmallOnes] = []  # by bucket
         self._arrival: dict[str, int] = {}  # of small ones, in the first step
         self._due: list[int] = []
         self._hooks: dict[str, Any] = {}
         for name in self._params:
-            self._watch(name, self._one_came if name not in self._small else self._small_came)
+            self._watch(name, self._one_came if name in self._large else self._small_came)
 
     def _watch(self, name: str, came: Callable[[str], None]) -> None:
         """Have ``came(name)`` called when the gradient is there."""
@@ -206,7 +207,6 @@ class AttachedModule:
     def _lay_out(self, layout: Layout) -> None:
         """Take note of where gradients lie."""
         self._layout = layout
-        self._large = self._params.keys() - self._small
         self._stretches = layout.stretches(self._small)
         small = [[n for n in bucket.names if n in self._small] for bucket in layout.buckets]
         self._small_of = [

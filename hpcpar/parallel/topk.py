@@ -116,13 +116,11 @@ class TopK(CommHook):
         if is_whole and self._velocity is None:
             return (yield from onward(x, grad))
         kept = self._residual.flat(grad.index)
-        total = self._moving(x, grad)
+        moving = self._moving(x, grad)
         if is_whole:
-            moving = total.copy()
-            x[...] = yield from onward(total, grad.multiplied)
+            x[...] = yield from onward(moving.copy(), grad.multiplied)
             self._move(grad.index, moving)
             return x
-        moving = total
         total = kept + moving
         count = _chosen(x.size, self._fraction)
         largest = np.argpartition(np.abs(total), x.size - count)[x.size - count :]

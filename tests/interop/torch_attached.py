@@ -127,7 +127,8 @@ def two_backward_passes_in_a_step(group):
         loss_of(model, x).backward()
 
 
-def small_gradients_lie_in_their_buckets(group):
+def settled(group):
+    """Return a model under a DDP after some steps, the batch of all ranks, and its gradients."""
     model = make(torch.float64).eval()
     ddp = DDP(params_of(model), group=group)
     attached = attach(ddp, model)
@@ -137,54 +138,50 @@ def small_gradients_lie_in_their_buckets(group):
             loss_of(model, x).backward()
             places = [p.grad.data_ptr() for p in model.parameters()]
         assert places == [p.grad.data_ptr() for p in model.parameters()]
-    expected = [p.grad.clone() for p in model.parameters()]
+    return model, ddp, attached, x, [p.grad.clone() for p in model.parameters()]
+
+
+def gradients_are(model, expected):
+    for p, grad in zip(model.parameters(), expected, strict=True):
+        assert torch.allclose(p.grad, grad, rtol=1e-12)
+
+
+def small_gradients_lie_in_their_buckets(group):
+    model, _, attached, x, expected = settled(group)
     with attached.step(), warnings.catch_warnings():  # torch sets these itself, with their graph
         warnings.simplefilter("ignore")
         loss_of(model, x).backward(create_graph=True)
-    for p, grad in zip(model.parameters(), expected, strict=True):
-        assert torch.allclose(p.grad, grad, rtol=1e-12)
-        assert not p.grad.requires_grad
+    gradients_are(model, expected)
+    assert not any(p.grad.requires_grad for p in model.parameters())
     for forgotten in (True, False):  # an optimizer that sets gradients to None, or to zero
         torch.optim.SGD(model.parameters(), lr=0.0).zero_grad(set_to_none=forgotten)
         with attached.step():
             loss_of(model, x).backward()
-        for p, grad in zip(model.parameters(), expected, strict=True):
-            assert torch.allclose(p.grad, grad, rtol=1e-12)
+        gradients_are(model, expected)
 
 
 def micro_steps_of_any_kind_add_up(group):
-    model = make(torch.float64).eval()
-    ddp = DDP(params_of(model), group=group)
-    attached = attach(ddp, model)
-    x = batch(0, torch.float64)
-    for _ in range(2):
-        with attached.step():
-            loss_of(model, x).backward()
-    once = [p.grad.clone() for p in model.parameters()]
-
-    def is_twice():
-        pairs = zip(model.parameters(), once, strict=True)
-        return all(torch.allclose(p.grad, 2 * grad, rtol=1e-12) for p, grad in pairs)
-
+    model, ddp, attached, x, once = settled(group)
+    twice = [2 * grad for grad in once]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with ddp.no_sync(), attached.step():
             loss_of(model, x).backward(create_graph=True)
         with attached.step():
             loss_of(model, x).backward(create_graph=True)
-    assert is_twice()
+    gradients_are(model, twice)
     with ddp.no_sync(), attached.step():
         loss_of(model, x).backward()
     with attached.step():
         torch.optim.SGD(model.parameters(), lr=0.0).zero_grad(set_to_none=False)
         loss_of(model, x).backward()
-    assert is_twice()
+    gradients_are(model, twice)
     with ddp.no_sync(), ddp.step() as step:  # made elsewhere
         for name, grad in zip(ddp.params, once, strict=True):
             step.put(name, grad.numpy())
     with attached.step():
         loss_of(model, x).backward()
-    assert is_twice()
+    gradients_are(model, twice)
 
 
 def parameters_may_freeze_and_thaw(group):

@@ -258,7 +258,7 @@ class Node:
         Looks before a wait sleeps.
     tuning : tuple of int
         Bytes of a chunk, and of one that is only copied, equal on all ranks; nanoseconds of a line
-        that comes from far; bytes of a result that leaves the caches.
+        that comes from far; bytes of a result that leaves the caches, and of an array that is lent.
     in_threads : bool
         The ranks are threads of this process: much data is moved, and waited for, without the GIL.
     """
@@ -270,7 +270,7 @@ class Node:
         fd: int,
         ties: tuple[int, ...],
         spins: int,
-        tuning: tuple[int, int, int, int],
+        tuning: tuple[int, int, int, int, int],
         in_threads: bool,
     ) -> Node: ...
     def claim(self, key: int, /) -> int:
@@ -287,7 +287,7 @@ class Node:
         """Sleep until a number compares so (eq, ne, ge, gt, le, lt); its bits, or None."""
     def ring(self, peer: int, /) -> None:
         """Wake a peer that waits for a number."""
-    def tune(self, tuning: tuple[int, int, int, int], /) -> None:
+    def tune(self, tuning: tuple[int, int, int, int, int], /) -> None:
         """Take other switch points. Between two calls, on all ranks alike."""
     def set_meanwhile(self, function: Callable[[], object] | None, /) -> None:
         """Call it now and then in blocking waits, each millisecond in long ones; None: nothing."""

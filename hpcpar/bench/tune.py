@@ -26,6 +26,7 @@ __all__ = ["Options", "choose", "run"]
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _GAIN = 1.03  # less is noise
+_NEVER = 1 << 62
 #: Parameter, its candidates, and the verbs and sizes that it decides on.
 _PLAN: tuple[tuple[str, tuple[int, ...], str, tuple[int, ...]], ...] = (
     ("chunk", (128 * _KIB, 256 * _KIB, 512 * _KIB), "all_reduce", (_MIB, 4 * _MIB, 25 * _MIB)),
@@ -149,7 +150,9 @@ def _calls(
 
     def call_with(tuning: Tuning) -> Callable[[], object]:
         def call() -> object:
-            apply(group, tuning)  # before each call: other candidates were there in between
+            # Before each call: other candidates were there in between. In chunks, for arrays that
+            # are read where they lie have none.
+            apply(group, replace(tuning, lend=_NEVER))
             if verb == "all_gather":
                 return group.all_gather(x, sizes="equal", out=out)
             return group.all_reduce(x, out=out)

@@ -282,7 +282,7 @@ class Backend(ABC):
     def cancel(self, op: Operation) -> None:  # noqa: B027
         """Let go of a message that nobody waits for any more, if possible."""
 
-    def tune(self, tuning: tuple[int, int, int, int]) -> None:  # noqa: B027
+    def tune(self, tuning: tuple[int, int, int, int, int]) -> None:  # noqa: B027
         """Take other switch points, where there are some: between calls, on all ranks alike."""
 
     def limit(self, timeout: float | None) -> None:  # noqa: B027

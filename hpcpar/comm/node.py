@@ -157,7 +157,7 @@ class NodeBackend(Backend):
         """Wake the communication threads of peers for what comes on lane 0."""
         self._teams[0].wake_all()
 
-    def tune(self, tuning: tuple[int, int, int, int]) -> None:
+    def tune(self, tuning: tuple[int, int, int, int, int]) -> None:
         """Take other switch points, for all groups of the node."""
         self._place.core.tune(tuning)
 
@@ -358,6 +358,10 @@ class NodeBackend(Backend):
             return self._place.loss(rank)
         if code == errno.ECANCELED:
             return GroupFailed(f"rank {rank} has given up waiting here.")
+        if code == errno.EFAULT:
+            return UnsupportedError(
+                f"the kernel does not read the array of rank {rank}: copy it to ordinary memory."
+            )
         if code == errno.EDEADLK:
             circle = self._place.describe_cycle(self._teams[0].cycle())
             return CrossedGroupsError(

@@ -34,12 +34,16 @@ class Tuning:
         Nanoseconds that another core's cache line may take; beyond that data goes through memory.
     stream : int
         Bytes from which on results are written past the caches.
+    lend : int
+        Bytes from which on other ranks may read an array where it lies, through the kernel, if that
+        was faster lately.
     """
 
     chunk: int = 512 * _KIB
     copy_chunk: int = 128 * _KIB
     far_ns: int = 100
     stream: int = 2048 * _KIB
+    lend: int = 512 * _KIB
 
     def __post_init__(self) -> None:
         for name in ("chunk", "copy_chunk"):
@@ -53,14 +57,14 @@ class Tuning:
             raise ArgumentError(
                 f"tuning: copy_chunk {self.copy_chunk} must be <= chunk {self.chunk}."
             )
-        for name, most in (("far_ns", 10**6), ("stream", 2**62)):
+        for name, most in (("far_ns", 10**6), ("stream", 2**62), ("lend", 2**62)):
             value = getattr(self, name)
             if not _is_whole(value) or not 1 <= value <= most:
                 raise ArgumentError(f"tuning: {name} {value!r} must be an int in 1..{most}.")
 
-    def as_tuple(self) -> tuple[int, int, int, int]:
+    def as_tuple(self) -> tuple[int, int, int, int, int]:
         """Return it as the core takes it, in the order of the attributes."""
-        return self.chunk, self.copy_chunk, self.far_ns, self.stream
+        return self.chunk, self.copy_chunk, self.far_ns, self.stream, self.lend
 
 
 def _is_whole(value: Any) -> bool:

@@ -12,7 +12,7 @@ from .tuning import Tuning, built_in
 
 __all__ = ["cpu_name", "find", "load", "read", "save", "where_kept"]
 
-_VERSION = 1
+_VERSION = 2
 _log = logging.getLogger("hpcpar")
 
 

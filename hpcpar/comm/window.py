@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 MAGIC = b"hpcparW1"
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 #: Bytes of a window that every rank needs; the owner reserves them before anybody else maps it.
 HEADER_BYTES = node_sizes()["head"]
 DEFAULT_LENGTH = 1 << 36

@@ -3,7 +3,8 @@
  *
  * A sender writes into a ring in its own window, one for each receiver, made by the first message.
  * Short payloads go with the head; of a long one the head names a transfer, which says where it
- * lies or will lie: in the sender's array, if that is symmetric, else chunk by chunk in a buffer.
+ * lies or will lie: in the sender's array, if that is symmetric, else chunk by chunk in a buffer;
+ * or the receiver reads the array through the kernel, if it likes that better.
  * Heads are taken from rings whenever a rank waits for anything, and wait in the process for a
  * receive.
  *
@@ -42,13 +43,15 @@ struct hp_transfer {
     uint8_t pad_filled[56];
     _Atomic uint64_t taken; /* by the receiver; the transfer is free when it has them all */
     uint8_t pad_taken[56];
-    _Atomic uint64_t wanted; /* a receive has begun to fetch it */
+    _Atomic uint64_t wanted; /* a receive has begun to fetch it: enum hp_wanted */
     uint8_t pad_wanted[56];
     uint64_t steps;
-    struct hp_place place; /* of the sender's array, if it lies in a window: one step */
-    int32_t buffer;        /* else where the chunks go; before the first one is filled: none */
+    struct hp_place place; /* of the sender's array, if it lies in a window (one step) or is lent */
+    int32_t buffer;        /* where the chunks go; before the first one is filled: none */
     uint8_t pad_line[36];
 };
+
+enum hp_wanted { HP_NOT_YET, HP_IN_CHUNKS, HP_AS_LENT };
 
 struct hp_buffer {
     uint8_t slots[HP_BUFFER_SLOTS][HP_BUFFER_CHUNK];
@@ -77,6 +80,7 @@ struct hp_mail {
     bool has_buffer[HP_BUFFERS];    /* its memory is reserved */
     int user_of[HP_BUFFERS];        /* the transfer that has a buffer, or had it last */
     int line_ns; /* what a line of another rank's cache takes to come, about */
+    struct hp_ways ways[HP_WAY_SIZES]; /* of what was received */
 };
 
 void hp_mail_init(struct hp_mail *mail, struct hp_node *node);
@@ -116,6 +120,8 @@ struct hp_message {
     struct hp_letter *letter; /* of a receive that is matched */
     int transfer;             /* of a send that has one, else -1 */
     uint64_t steps, moved;
+    bool is_lent;      /* a receive reads what the sender lends */
+    uint64_t began_ns; /* a receive of what is lent has begun; else 0 */
     int failure;    /* of a send: what it ended with */
     int blocked_on; /* rank that is waited for; -1: any */
 };

@@ -12,7 +12,7 @@
 #include "hpcpar.h"
 
 #define HP_WINDOW_MAGIC "hpcparW1"
-#define HP_WINDOW_VERSION 4
+#define HP_WINDOW_VERSION 5
 #define HP_MAX_LOCAL 256 /* ranks on a node */
 #define HP_MAX_TEAMS 4096
 #define HP_LANES 2 /* blocking calls, and the communication thread's */
@@ -57,18 +57,20 @@ struct hp_window {
     _Atomic uint64_t state; /* enum hp_state */
     uint8_t pad_state[56];
     struct hp_wait wait;
-    uint8_t pad_wait[32];
+    _Atomic uint64_t process; /* its owner's number, as the owner sees it */
+    _Atomic uint64_t address; /* where the owner has it mapped; 0: not yet */
+    uint8_t pad_wait[16];
     _Atomic uint64_t rings[HP_MAX_LOCAL / 64]; /* bits of places to which I have sent messages */
     uint8_t pad_rings[32];
     uint8_t pad_page[4096 - (4 + 2 * HP_LANES) * HP_CACHE_LINE];
     _Atomic uint64_t keys[HP_MAX_TEAMS]; /* 0: the area of this index is free */
 };
 
-/* A place in the window of a rank; at 0: it is in no window. */
+/* A place in the window of a rank, or an address in its process; at 0: it is in no window. */
 struct hp_place {
     uint64_t at;
     uint32_t window;
-    uint32_t spare;
+    uint32_t is_lent; /* an address: others read there through the kernel */
 };
 
 /* What a rank says when it begins a collective; written anew every second time. */
@@ -125,7 +127,17 @@ struct hp_tuning {
     unsigned copy_chunk; /* of verbs that only copy; equal on all ranks */
     unsigned far_ns;     /* lines that take longer had better wait in memory */
     uint64_t stream;     /* bytes of a result that leaves the caches anyhow */
+    uint64_t lend;       /* bytes from which on arrays may be read where they lie */
 };
+
+/* How long two ways took lately; who chooses between them keeps it. */
+#define HP_WAYS_KEPT 4
+struct hp_ways {
+    uint32_t choices;
+    uint32_t told[2]; /* how often */
+    uint32_t took[2][HP_WAYS_KEPT]; /* nanoseconds for 64 KiB */
+};
+#define HP_WAY_SIZES 8 /* classes of sizes, of 4 times each other */
 
 /* One rank's view of its node. */
 struct hp_node {
@@ -143,6 +155,7 @@ struct hp_node {
     unsigned spins;  /* looks before a wait sleeps; 0 on all ranks or on none */
     struct hp_tuning tuning;
     uint64_t clock_ns; /* what two looks at the clock take */
+    _Atomic uint8_t reach[HP_MAX_LOCAL]; /* whose memory I can read; see lend.c */
 };
 
 /* Check the windows. -EINVAL: sizes or alignment; -EBADMSG: not windows of this layout. */
@@ -179,6 +192,20 @@ struct hp_link {
     uint64_t turn, key, seq;
 };
 
+enum hp_verb {
+    HP_BARRIER,
+    HP_EXCHANGE, /* only the headers */
+    HP_ALL_REDUCE,
+    HP_REDUCE,
+    HP_SCAN,
+    HP_EXSCAN,
+    HP_BROADCAST,
+    HP_ALL_GATHER, /* with a root: only it receives */
+    HP_REDUCE_SCATTER,
+    HP_ALL_TO_ALL,
+    HP_NUM_NODE_VERBS
+};
+
 /* A group on a lane, as one member sees it. */
 struct hp_team {
     struct hp_node *node;
@@ -194,25 +221,13 @@ struct hp_team {
     uint64_t key;                    /* of the group; set by who made it, 0: look for no cycle */
     struct hp_link cycle[HP_MAX_CYCLE];
     int cycle_length;
+    int reaches_all; /* whether I can read what any member lends: 1; -1: not; 0: who knows */
+    struct hp_ways ways[HP_NUM_NODE_VERBS][2][HP_WAY_SIZES]; /* of rank 0: it chooses for all */
 };
 
 /* `areas` and `members` by rank in the group. */
 void hp_team_init(struct hp_team *team, struct hp_node *node, const int *members,
                   const int *areas, int size, int rank, int lane);
-
-enum hp_verb {
-    HP_BARRIER,
-    HP_EXCHANGE, /* only the headers */
-    HP_ALL_REDUCE,
-    HP_REDUCE,
-    HP_SCAN,
-    HP_EXSCAN,
-    HP_BROADCAST,
-    HP_ALL_GATHER, /* with a root: only it receives */
-    HP_REDUCE_SCATTER,
-    HP_ALL_TO_ALL,
-    HP_NUM_NODE_VERBS
-};
 
 /* A collective: what it is. Counts are in bytes, by rank; arrays are contiguous. */
 struct hp_request {
@@ -241,6 +256,9 @@ struct hp_call {
     int blocked_on; /* the rank that a pending call waits for */
     bool inline_data;
     bool is_direct; /* arrays are read, and written, where they lie */
+    bool may_lend;  /* others may read mine through the kernel */
+    bool is_lent;   /* they do, and I read theirs */
+    uint64_t moved_ns; /* when data began to move */
     uint64_t cycle_ns; /* when a cycle was found */
 };
 

@@ -43,20 +43,20 @@ static bool is_chunk(const Node *self, unsigned nbytes)
            nbytes % HP_CACHE_LINE == 0;
 }
 
-/* (chunk, copy_chunk, far_ns, stream) */
+/* (chunk, copy_chunk, far_ns, stream, lend) */
 static bool read_tuning(Node *self, PyObject *given)
 {
     unsigned int chunk, copy_chunk, far_ns;
-    unsigned long long stream;
-    if (!PyArg_ParseTuple(given, "IIIK;a tuning is chunk, copy_chunk, far_ns and stream", &chunk,
-                          &copy_chunk, &far_ns, &stream))
+    unsigned long long stream, lend;
+    if (!PyArg_ParseTuple(given, "IIIKK;a tuning is chunk, copy_chunk, far_ns, stream and lend",
+                          &chunk, &copy_chunk, &far_ns, &stream, &lend))
         return false;
     if (!is_chunk(self, chunk) || !is_chunk(self, copy_chunk) || copy_chunk > chunk) {
         PyErr_Format(PyExc_ValueError, "Node: a bad chunk: %u, or %u to copy", chunk, copy_chunk);
         return false;
     }
     self->core.tuning = (struct hp_tuning){.chunk = chunk, .copy_chunk = copy_chunk,
-                                           .far_ns = far_ns, .stream = stream};
+                                           .far_ns = far_ns, .stream = stream, .lend = lend};
     return true;
 }
 

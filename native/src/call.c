@@ -15,7 +15,7 @@
 
 #define SAMPLED 2 /* of how many chunks one is timed */
 
-enum { READY = 1, INLINE = 2, DIRECT = 4 }; /* flags of a post */
+enum { READY = 1, INLINE = 2, DIRECT = 4, LENT = 8, LENDING = 16 }; /* flags of a post */
 
 enum { FILLED, REDUCED, TAKEN }; /* counters of a lane */
 
@@ -69,20 +69,44 @@ void hp_call_begin(struct hp_call *call, struct hp_team *team, const struct hp_r
     call->blocked_on = -1;
 }
 
+/* What rank 0 knows of calls like this one. */
+static struct hp_ways *ways_of(const struct hp_call *call)
+{
+    const struct hp_request *const q = &call->request;
+    const int size = hp_ways_class(call->team->node, hp_lend_bytes(call));
+    return &call->team->ways[q->verb][q->send == q->recv][size];
+}
+
+/* What others may do with my arrays. */
+static uint32_t offer(struct hp_call *call, struct hp_post *mine)
+{
+    const enum hp_offer offered = hp_move_offer(call, mine);
+    return offered == HP_IN_WINDOWS ? DIRECT : offered == HP_LENT ? LENT : 0;
+}
+
+/* Rank 0 says which way all shall take, if all can. */
+static uint32_t choose(const struct hp_call *call)
+{
+    const bool chooses = call->may_lend && call->team->rank == 0;
+    return chooses && hp_ways_choose(ways_of(call)) == HP_BY_LENDING ? LENDING : 0;
+}
+
 static void post(struct hp_call *call)
 {
     struct hp_post *const mine = &my_lane(call)->posts[call->seq & 1];
     const struct hp_request *const request = &call->request;
     call->inline_data = hp_move_fits(call);
+    call->may_lend = hp_lend_pays(call);
     mine->print = request->print;
     mine->flags = (request->is_ready ? READY : 0u) | (call->inline_data ? INLINE : 0u);
+    mine->flags |= choose(call);
     mine->steps = call->inline_data ? 0 : hp_move_steps(call);
     if (request->header)
         memcpy(mine->header, request->header, HP_POST_HEADER);
     if (call->inline_data)
         hp_move_inline(call, mine);
-    else if (hp_move_offer(call, mine))
-        mine->flags |= DIRECT;
+    else
+        mine->flags |= offer(call, mine);
     hp_store_ordered(&mine->seq, call->seq);
     hp_team_ring(call->team);
     call->phase = HP_POSTED;
@@ -104,13 +128,17 @@ static bool all_agree(const struct hp_call *call)
 static void count_steps(struct hp_call *call)
 {
     call->is_direct = true;
+    call->is_lent = hp_call_post(call, 0)->flags & LENDING;
     for (int r = 0; r < call->team->size; r++) {
         const struct hp_post *const its = hp_call_post(call, r);
         if (its->steps > call->steps)
             call->steps = its->steps;
         if (!(its->flags & (DIRECT | INLINE)))
             call->is_direct = false;
+        if (!(its->flags & (DIRECT | LENT | INLINE)))
+            call->is_lent = false;
     }
+    call->is_lent = call->is_lent && !call->is_direct;
 }
 
 static int agree(struct hp_call *call)
@@ -129,6 +157,7 @@ static int agree(struct hp_call *call)
     call->base = team->steps;
     team->steps += call->steps;
     call->phase = HP_MOVING;
+    call->moved_ns = call->may_lend ? hp_now() : 0;
     if (call->steps > 0 && !call->is_direct && hp_team_reserve(team) < 0)
         return -ENOMEM;
     return hp_move_take_inline(call);
@@ -207,27 +236,77 @@ static int consume(struct hp_call *call)
     return rc < 0 ? rc : 1;
 }
 
+static int end(struct hp_call *call)
+{
+    call->phase = HP_ENDED;
+    if (call->may_lend && !call->is_direct && call->team->rank == 0)
+        hp_ways_tell(ways_of(call), call->is_lent ? HP_BY_LENDING : HP_BY_CHUNKS,
+                     hp_lend_bytes(call), hp_now() - call->moved_ns);
+    return HP_DONE;
+}
+
+/*
+ * I have taken all of the others' arrays, where they lie. Who has given up meanwhile may have
+ * changed its own while it was read; who has not waits for me.
+ */
+static int finish_reading(struct hp_call *call)
+{
+    const struct hp_team *const team = call->team;
+    for (int r = 0; r < team->size; r++)
+        if (r != team->rank && !hp_team_has(team, r)) {
+            call->blocked_on = r;
+            return -ECANCELED;
+        }
+    call->consumed = call->steps;
+    publish(call, TAKEN, call->base + call->steps);
+    return 0;
+}
+
 /* Who has done its part waits until nobody reads or writes its own arrays any more. */
 static int move_directly(struct hp_call *call)
 {
-    const uint64_t end = call->base + call->steps;
-    while (call->consumed < call->steps) {
-        const int rc = hp_move_consume(call, call->consumed);
+    int rc = 0;
+    for (uint64_t step = 0; rc == 0 && call->consumed == 0 && step < call->steps; step++)
+        rc = hp_move_consume(call, step);
+    if (rc == 0 && call->consumed == 0)
+        rc = finish_reading(call);
+    if (rc < 0)
+        return rc;
+    return all_reached(call, TAKEN, call->base + call->steps) ? end(call) : HP_PENDING;
+}
+
+/* The same where the kernel reads: results cannot be written to others, who fetch them instead. */
+static int read_lent(struct hp_call *call)
+{
+    const uint64_t last = call->base + call->steps;
+    int rc = 0;
+    if (hp_move_is_sliced(call) && call->reduced == 0) {
+        rc = hp_lend_reduce(call);
         if (rc < 0)
             return rc;
-        if (++call->consumed == call->steps)
-            publish(call, TAKEN, end);
+        call->reduced = call->steps;
+        publish(call, REDUCED, last);
     }
-    if (!all_reached(call, TAKEN, end))
-        return HP_PENDING;
-    call->phase = HP_ENDED;
-    return HP_DONE;
+    if (hp_move_is_sliced(call) && !all_reached(call, REDUCED, last))
+        return -EAGAIN;
+    rc = hp_lend_take(call);
+    return rc < 0 ? rc : finish_reading(call);
+}
+
+static int move_lent(struct hp_call *call)
+{
+    const int rc = call->consumed == 0 ? read_lent(call) : 0;
+    if (rc < 0)
+        return rc == -EAGAIN ? HP_PENDING : rc;
+    return all_reached(call, TAKEN, call->base + call->steps) ? end(call) : HP_PENDING;
 }
 
 static int move(struct hp_call *call)
 {
     if (call->is_direct && call->steps > 0)
         return move_directly(call);
+    if (call->is_lent && call->steps > 0)
+        return move_lent(call);
     while (call->consumed < call->steps) {
         const int filled = produce(call);
         const int reduced = hp_move_is_sliced(call) ? reduce(call) : 0;
@@ -237,8 +316,7 @@ static int move(struct hp_call *call)
         if (!filled && !reduced && !taken)
             return HP_PENDING;
     }
-    call->phase = HP_ENDED;
-    return HP_DONE;
+    return end(call);
 }
 
 int hp_call_advance(struct hp_call *call)
@@ -253,12 +331,24 @@ int hp_call_advance(struct hp_call *call)
     return call->phase == HP_MOVING ? move(call) : HP_DONE;
 }
 
+/* Whether members read what others lend, still. */
+static bool is_read(const struct hp_call *call)
+{
+    const struct hp_team *const team = call->team;
+    for (int r = 0; r < team->size; r++)
+        if (hp_load_ordered(&team->lanes[r]->taken) < call->base + call->steps)
+            return true;
+    return false;
+}
+
 bool hp_call_needs(const struct hp_call *call, int rank)
 {
     const struct hp_lane *const its = call->team->lanes[rank];
     const uint64_t end = call->base + call->steps;
     if (call->phase != HP_MOVING)
         return !hp_call_has_come(call, rank);
+    if (call->is_lent)
+        return is_read(call); /* memory of processes ends with them */
     if (call->is_direct)
         return hp_load_ordered(&its->taken) < end;
     return hp_load_ordered(&its->filled) < end ||

@@ -47,8 +47,9 @@ uint64_t hp_move_steps(const struct hp_call *call);
 bool hp_move_fits(const struct hp_call *call);
 /* Write what I send into the post. */
 void hp_move_inline(const struct hp_call *call, struct hp_post *post);
-/* Say in the post where what others read or write lies; whether they may do so there. */
-bool hp_move_offer(const struct hp_call *call, struct hp_post *post);
+/* Say in the post where what others read or write lies, and whether they may do so there. */
+enum hp_offer { HP_NOTHING, HP_IN_WINDOWS, HP_LENT };
+enum hp_offer hp_move_offer(const struct hp_call *call, struct hp_post *post);
 /* Write chunk `step` of what I send into my slot. */
 void hp_move_produce(const struct hp_call *call, uint64_t step);
 /* Reduce my slice of a chunk, where the verb has that stage. */
@@ -59,6 +60,36 @@ int hp_move_consume(const struct hp_call *call, uint64_t step);
 int hp_move_take_inline(const struct hp_call *call);
 /* Whether the verb reduces slice by slice, in a stage of its own. */
 bool hp_move_is_sliced(const struct hp_call *call);
+
+/* lend.c: arrays that other ranks read where they lie, through the kernel. */
+
+/* Tell others where they may read. */
+void hp_lend_begin(struct hp_node *node);
+/* Whether I can read what a rank lends, which has begun. */
+bool hp_lend_reaches(struct hp_node *node, int place);
+/* Lend an array; at 0: the kernel does not read it. */
+struct hp_place hp_lend(const struct hp_node *node, const void *begin, uint64_t nbytes);
+/* Read what a rank has lent, from byte `at` on. -ESRCH: it has ended; or why not. */
+int hp_lend_read(const struct hp_node *node, struct hp_place lent, uint64_t at, void *to,
+                 uint64_t nbytes);
+static inline bool hp_place_is_lent(struct hp_place place)
+{
+    return place.is_lent;
+}
+/* Bytes that a call moves, at least; whether they are enough to lend them. */
+uint64_t hp_lend_bytes(const struct hp_call *call);
+bool hp_lend_pays(const struct hp_call *call);
+/* Reduce my slice of the whole array, where all can read it. -EAGAIN: not yet, or never. */
+int hp_lend_reduce(struct hp_call *call);
+/* Take all that I need of the others. */
+int hp_lend_take(struct hp_call *call);
+
+/* ways.c: which of two ways was faster lately. */
+enum hp_way_of { HP_BY_CHUNKS, HP_BY_LENDING };
+/* Which class what is long enough to be lent belongs to. */
+int hp_ways_class(const struct hp_node *node, uint64_t nbytes);
+enum hp_way_of hp_ways_choose(struct hp_ways *ways);
+void hp_ways_tell(struct hp_ways *ways, enum hp_way_of way, uint64_t nbytes, uint64_t took);
 
 /* Whether all that a member sends came with its post. */
 bool hp_call_is_inline(const struct hp_call *call, int rank);

@@ -7,24 +7,9 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine.h"
+#include "moves.h"
 
 #define BLOCK 8192
-
-static bool is_cut(const struct hp_call *call)
-{
-    return call->request.verb == HP_REDUCE_SCATTER || call->request.verb == HP_ALL_TO_ALL;
-}
-
-static int me(const struct hp_call *call)
-{
-    return call->team->rank;
-}
-
-static bool is_at_root(const struct hp_call *call)
-{
-    return call->request.root < 0 || call->request.root == me(call);
-}
 
 bool hp_move_is_sliced(const struct hp_call *call)
 {
@@ -43,14 +28,6 @@ static uint64_t grain(const struct hp_call *call)
     const bool copies = call->request.verb == HP_ALL_GATHER || call->request.verb == HP_BROADCAST;
     const bool is_short = node->tuning.copy_chunk >= HP_POST_DATA;
     return copies && node->spins > 0 && is_short ? node->tuning.copy_chunk : node->tuning.chunk;
-}
-
-static uint64_t before(const uint64_t *counts, int rank)
-{
-    uint64_t sum = 0;
-    for (int r = 0; r < rank; r++)
-        sum += counts[r];
-    return sum;
 }
 
 static uint64_t most(const uint64_t *counts, int size)
@@ -140,7 +117,8 @@ static bool overwrites(const struct hp_call *call)
 {
     const struct hp_request *const q = &call->request;
     const char *const send = q->send, *const recv = q->recv;
-    if (!recv || !is_at_root(call))
+    const bool writes = q->verb != HP_EXSCAN || me(call) > 0;
+    if (!recv || !is_at_root(call) || !writes)
         return false;
     if (q->verb == HP_REDUCE || q->verb == HP_BROADCAST || q->verb == HP_ALL_REDUCE)
         return false; /* nobody reads what its owner overwrites */
@@ -153,34 +131,35 @@ static bool overwrites(const struct hp_call *call)
     return send < recv + got && recv < send + sent;
 }
 
+/* Where an array lies in windows; or lent, if need be. */
+static struct hp_place offer(const struct hp_call *call, const void *begin, uint64_t nbytes)
+{
+    const struct hp_place place = hp_node_place(call->team->node, begin, nbytes);
+    return place.at || !call->may_lend ? place : hp_lend(call->team->node, begin, nbytes);
+}
+
 /* Parts for others lie where a table in the post says, by rank. */
-bool hp_move_offer(const struct hp_call *call, struct hp_post *post)
+enum hp_offer hp_move_offer(const struct hp_call *call, struct hp_post *post)
 {
     const struct hp_request *const q = &call->request;
-    const struct hp_node *const node = call->team->node;
     const uint64_t sent = is_cut(call) ? before(q->send_counts, call->team->size) : q->nbytes;
-    post->send_in = sends(call) ? hp_node_place(node, q->send, sent) : (struct hp_place){0};
+    post->send_in = sends(call) ? offer(call, q->send, sent) : (struct hp_place){0};
     if (hp_move_is_sliced(call))
-        post->recv_in = hp_node_place(node, q->recv, q->nbytes);
+        post->recv_in = offer(call, q->recv, q->nbytes);
     uint64_t *const table = (uint64_t *)post->data;
     for (int r = 0; is_cut(call) && post->send_in.at && r < call->team->size; r++)
         table[r] = before(q->send_counts, r);
-    return (post->send_in.at || !sends(call)) && !overwrites(call) &&
-           (post->recv_in.at || !hp_move_is_sliced(call));
+    const bool has_all = (post->send_in.at || !sends(call)) &&
+                         (post->recv_in.at || !hp_move_is_sliced(call));
+    if (!has_all || overwrites(call))
+        return HP_NOTHING;
+    const bool is_lent = hp_place_is_lent(post->send_in) || hp_place_is_lent(post->recv_in);
+    return is_lent ? HP_LENT : HP_IN_WINDOWS;
 }
 
 static uint8_t *slot(const struct hp_call *call, int rank, uint64_t step)
 {
     return call->team->lanes[rank]->slots[(call->base + step) % HP_SLOTS];
-}
-
-/* The slice of a chunk of `nbytes` that rank `r` reduces: where it begins. */
-static uint64_t slice(const struct hp_call *call, uint64_t nbytes, int r)
-{
-    const uint64_t size = (uint64_t)call->team->size;
-    const uint64_t share = (nbytes + size - 1) / size;
-    const uint64_t whole = (share + 63) & ~63ull;
-    return whole * (uint64_t)r < nbytes ? whole * (uint64_t)r : nbytes;
 }
 
 /* Where my own block of a large all_gather goes: it is written while it is read to be sent. */
@@ -253,8 +232,7 @@ static int reduce_near(const struct hp_call *call, void *out, const void **srcs,
     return reduce_twice(call, out, NULL, srcs, count, nbytes);
 }
 
-/* Copy a result to my array, past the caches if it leaves them anyhow. */
-static void put(const struct hp_call *call, char *to, const void *from, uint64_t nbytes)
+void hp_move_put(const struct hp_call *call, char *to, const void *from, uint64_t nbytes)
 {
     if (nbytes > 0 && to != from)
         hp_copy_or_stream(to, from, nbytes, is_streamed(call));
@@ -275,45 +253,48 @@ static int reduce_past(const struct hp_call *call, char *out, uint8_t *to, const
             return rc;
         if (to)
             hp_copy_streaming(to + at, room, now);
-        put(call, out + at, room, now);
+        hp_move_put(call, out + at, room, now);
         for (int s = 0; s < count; s++)
             srcs[s] = (const char *)srcs[s] + now;
     }
     return 0;
 }
 
-/* out = op over `srcs`. */
-static int reduce(const struct hp_call *call, char *out, const void **srcs, int count,
-                  uint64_t nbytes)
+int hp_move_sum(const struct hp_call *call, char *out, const void **srcs, int count,
+                uint64_t nbytes)
 {
     if (is_streamed(call))
         return reduce_past(call, out, NULL, srcs, count, nbytes);
     return reduce_near(call, out, srcs, count, nbytes);
 }
 
-/* What rank `r` gave for bytes `at` to `at + unit` of its array, or of its part for me. */
-static const void *source(const struct hp_call *call, int r, uint64_t step)
+const char *hp_move_source(const struct hp_call *call, int r, uint64_t at)
 {
     const struct hp_request *const q = &call->request;
-    const uint64_t unit = grain(call);
-    if (r == me(call)) {
-        const char *const mine = (const char *)q->send + step * unit;
-        return is_cut(call) ? mine + before(q->send_counts, r) : mine;
-    }
     const struct hp_post *const post = hp_call_post(call, r);
+    if (r == me(call))
+        return (const char *)q->send + (is_cut(call) ? before(q->send_counts, r) : 0) + at;
     if (hp_call_is_inline(call, r))
-        return is_cut(call) ? post->data + (size_t)me(call) * post->stride : post->data;
-    if (call->is_direct) {
-        const uint64_t part = is_cut(call) ? ((const uint64_t *)post->data)[me(call)] : 0;
-        const char *const its = hp_node_address(call->team->node, post->send_in);
-        return its + part + step * unit;
-    }
+        return (const char *)post->data + (is_cut(call) ? me(call) * post->stride : 0u) + at;
+    const uint64_t part = is_cut(call) ? ((const uint64_t *)post->data)[me(call)] : 0;
+    return hp_place_is_lent(post->send_in)
+               ? NULL
+               : (const char *)hp_node_address(call->team->node, post->send_in) + part + at;
+}
+
+/* What rank `r` gave for chunk `step` of its array, or of its part for me. */
+static const void *source(const struct hp_call *call, int r, uint64_t step)
+{
+    const uint64_t unit = grain(call);
+    if (r == me(call) || hp_call_is_inline(call, r) || call->is_direct)
+        return hp_move_source(call, r, step * unit);
     return slot(call, r, step) + (is_cut(call) ? (uint64_t)me(call) * unit : 0);
 }
 
-/* Ranks whose arrays make up my result. */
-static int num_sources(const struct hp_call *call)
+int hp_move_num_sources(const struct hp_call *call)
 {
+    if (!is_at_root(call))
+        return 0;
     switch (call->request.verb) {
     case HP_SCAN: return me(call) + 1;
     case HP_EXSCAN: return me(call);
@@ -324,7 +305,7 @@ static int num_sources(const struct hp_call *call)
 static int take_reduced(const struct hp_call *call, uint64_t step)
 {
     const struct hp_request *const q = &call->request;
-    const int count = is_at_root(call) ? num_sources(call) : 0;
+    const int count = hp_move_num_sources(call);
     const uint64_t length = is_cut(call) ? q->send_counts[me(call)] : q->nbytes;
     const uint64_t unit = grain(call), nbytes = hp_step_bytes(length, step, unit);
     if (count == 0 || nbytes == 0)
@@ -332,7 +313,7 @@ static int take_reduced(const struct hp_call *call, uint64_t step)
     const void *srcs[HP_MAX_LOCAL];
     for (int r = 0; r < count; r++)
         srcs[r] = source(call, r, step);
-    return reduce(call, (char *)q->recv + step * unit, srcs, count, nbytes);
+    return hp_move_sum(call, (char *)q->recv + step * unit, srcs, count, nbytes);
 }
 
 static void take_broadcast(const struct hp_call *call, uint64_t step)
@@ -340,7 +321,7 @@ static void take_broadcast(const struct hp_call *call, uint64_t step)
     const struct hp_request *const q = &call->request;
     const uint64_t unit = grain(call);
     if (q->recv != q->send || q->root != me(call))
-        put(call, (char *)q->recv + step * unit, source(call, q->root, step),
+        hp_move_put(call, (char *)q->recv + step * unit, source(call, q->root, step),
             hp_step_bytes(q->nbytes, step, unit));
 }
 
@@ -353,7 +334,8 @@ static void take_blocks(const struct hp_call *call, uint64_t step)
     char *to = (char *)q->recv + step * unit;
     for (int r = 0; r < call->team->size; to += q->recv_counts[r++])
         if (r != me(call) || !own_block(call))
-            put(call, to, source(call, r, step), hp_step_bytes(q->recv_counts[r], step, unit));
+            hp_move_put(call, to, source(call, r, step),
+                        hp_step_bytes(q->recv_counts[r], step, unit));
 }
 
 /* Copy what the others have reduced. */
@@ -365,7 +347,7 @@ static void take_slices(const struct hp_call *call, uint64_t step)
     for (int r = 0; r < call->team->size; r++) {
         const uint64_t begin = slice(call, nbytes, r), end = slice(call, nbytes, r + 1);
         if (r != me(call))
-            put(call, to + begin, slot(call, r, step) + begin, end - begin);
+            hp_move_put(call, to + begin, slot(call, r, step) + begin, end - begin);
     }
 }
 
@@ -385,7 +367,7 @@ int hp_move_reduce(const struct hp_call *call, uint64_t step)
     if (is_far(call))
         return reduce_past(call, out, to, srcs, call->team->size, end - begin);
     const int rc = reduce_near(call, to, srcs, call->team->size, end - begin);
-    put(call, out, to, end - begin);
+    hp_move_put(call, out, to, end - begin);
     return rc;
 }
 

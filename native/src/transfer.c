@@ -1,7 +1,8 @@
 /*
  * Long payloads. A transfer lies in the sender's window; the receiver counts in it what it has
  * taken, and when it has all the transfer is free again. A sender is done when all chunks lie in
- * slots; one whose array is read where it lies waits until that is over.
+ * slots; one whose array is read where it lies waits until that is over. Of an array that is lent
+ * the receiver says which it shall be.
  */
 #include <errno.h>
 
@@ -47,6 +48,21 @@ static int reserve_all(struct hp_mail *mail)
     return 0;
 }
 
+static bool is_in_window(const struct hp_transfer *transfer)
+{
+    return transfer->place.at && !transfer->place.is_lent;
+}
+
+/* Where an array lies in a window; a long one, of which a send must wait anyhow, is lent. */
+static struct hp_place place_of(const struct hp_message *message)
+{
+    const struct hp_node *const node = message->box->mail->node;
+    const struct hp_place place = hp_node_place(node, message->data, message->nbytes);
+    const bool pays = message->nbytes >= node->tuning.lend &&
+                      message->nbytes > sizeof(struct hp_buffer);
+    return place.at || !pays ? place : hp_lend(node, message->data, message->nbytes);
+}
+
 int hp_transfer_open(struct hp_message *message)
 {
     struct hp_mail *const mail = message->box->mail;
@@ -59,12 +75,12 @@ int hp_transfer_open(struct hp_message *message)
         return -EAGAIN;
     struct hp_transfer *const transfer = mine(mail, index);
     const uint64_t chunks = (message->nbytes + HP_BUFFER_CHUNK - 1) / HP_BUFFER_CHUNK;
-    transfer->place = hp_node_place(mail->node, message->data, message->nbytes);
+    transfer->place = place_of(message);
     transfer->buffer = -1;
-    transfer->steps = message->steps = transfer->place.at ? 1 : chunks;
+    transfer->steps = message->steps = is_in_window(transfer) ? 1 : chunks;
     hp_store_release(&transfer->taken, 0);
-    hp_store_release(&transfer->wanted, 0);
-    hp_store_release(&transfer->filled, transfer->place.at ? 1 : 0);
+    hp_store_release(&transfer->wanted, HP_NOT_YET);
+    hp_store_release(&transfer->filled, is_in_window(transfer) ? 1 : 0);
     mail->in_use[index] = true;
     message->transfer = index;
     message->moved = 0;
@@ -128,8 +144,12 @@ int hp_transfer_fill(struct hp_message *message)
 {
     struct hp_mail *const mail = message->box->mail;
     struct hp_transfer *const transfer = mine(mail, message->transfer);
-    if (transfer->place.at) /* pairs with hp_transfer_end */
-        return hp_load_ordered(&transfer->taken) == 1 ? 0 : -EAGAIN;
+    const uint64_t wanted = hp_load_ordered(&transfer->wanted); /* pairs with want */
+    if (transfer->place.is_lent && wanted == HP_NOT_YET)
+        return -EAGAIN;
+    if (transfer->place.at && (wanted == HP_AS_LENT || !transfer->place.is_lent))
+        /* pairs with hp_transfer_end */
+        return hp_load_ordered(&transfer->taken) == transfer->steps ? 0 : -EAGAIN;
     const int rc = transfer->buffer < 0 ? take_buffer(mail, message->transfer) : 0;
     if (rc < 0)
         return rc;
@@ -167,14 +187,54 @@ bool hp_transfer_was_dropped(struct hp_mail *mail, const struct hp_letter *lette
     return letter->head.transfer >= 0 && hp_load_ordered(&its(mail, letter)->filled) & HP_DROPPED;
 }
 
+static void want(struct hp_mail *mail, const struct hp_letter *letter, enum hp_wanted how)
+{
+    hp_store_ordered(&its(mail, letter)->wanted, how);
+    hp_node_ring(mail->node, letter->place);
+}
+
+static struct hp_ways *ways_of(struct hp_mail *mail, const struct hp_letter *letter)
+{
+    return &mail->ways[hp_ways_class(mail->node, letter->head.nbytes)];
+}
+
+/* Which way to take for what is lent: threads that receive choose one after the other. */
+static bool choose(struct hp_message *message)
+{
+    struct hp_mail *const mail = message->box->mail;
+    if (!hp_lend_reaches(mail->node, message->letter->place))
+        return false;
+    message->began_ns = hp_now();
+    pthread_mutex_lock(&mail->lock);
+    const enum hp_way_of way = hp_ways_choose(ways_of(mail, message->letter));
+    pthread_mutex_unlock(&mail->lock);
+    return way == HP_BY_LENDING;
+}
+
+/* What was lent has come: one way or the other. */
+static int fetched(const struct hp_message *message)
+{
+    struct hp_mail *const mail = message->box->mail;
+    const struct hp_letter *const letter = message->letter;
+    if (message->began_ns == 0)
+        return HP_DONE;
+    const uint64_t took = hp_now() - message->began_ns;
+    pthread_mutex_lock(&mail->lock);
+    hp_ways_tell(ways_of(mail, letter), message->is_lent ? HP_BY_LENDING : HP_BY_CHUNKS,
+                 letter->head.nbytes, took);
+    pthread_mutex_unlock(&mail->lock);
+    return HP_DONE;
+}
+
 void hp_transfer_begin(struct hp_message *message)
 {
     struct hp_mail *const mail = message->box->mail;
-    struct hp_transfer *const transfer = its(mail, message->letter);
+    const struct hp_transfer *const transfer = its(mail, message->letter);
     message->steps = transfer->steps;
     message->moved = 0;
-    hp_store_ordered(&transfer->wanted, 1);
-    hp_node_ring(mail->node, message->letter->place);
+    message->began_ns = 0;
+    message->is_lent = transfer->place.is_lent && choose(message);
+    want(mail, message->letter, message->is_lent ? HP_AS_LENT : HP_IN_CHUNKS);
 }
 
 static void count_taken(struct hp_mail *mail, const struct hp_letter *letter, uint64_t taken)
@@ -194,15 +254,38 @@ static bool leaves_caches(const struct hp_mail *mail, const struct hp_letter *le
     return letter->head.nbytes >= mail->node->tuning.stream;
 }
 
-/* The sender may have given up, and changed its array, while it was read. */
+/*
+ * Whether the sender has given up, and may have changed its array, while it was read. In one step
+ * with a store, so that no part of the array is read after it.
+ */
+static bool was_dropped(struct hp_transfer *transfer)
+{
+    return hp_add_ordered(&transfer->filled, 0) & HP_DROPPED;
+}
+
 static int fetch_whole(struct hp_message *message, struct hp_transfer *transfer)
 {
     struct hp_mail *const mail = message->box->mail;
     const struct hp_letter *const letter = message->letter;
     hp_copy_or_stream(message->data, hp_node_address(mail->node, transfer->place),
                       letter->head.nbytes, leaves_caches(mail, letter));
-    /* In one step with a store, so that no part of the array is read after it. */
-    return hp_add_ordered(&transfer->filled, 0) & HP_DROPPED ? -ECANCELED : HP_DONE;
+    return was_dropped(transfer) ? -ECANCELED : HP_DONE;
+}
+
+/* A sender that has ended is found by others; what the kernel does not read comes in chunks. */
+static int fetch_lent(struct hp_message *message, struct hp_transfer *transfer)
+{
+    struct hp_mail *const mail = message->box->mail;
+    const int rc = hp_lend_read(mail->node, transfer->place, 0, message->data,
+                                message->letter->head.nbytes);
+    if (rc == 0)
+        return was_dropped(transfer) ? -ECANCELED : fetched(message);
+    if (rc != -ESRCH) {
+        message->is_lent = false;
+        message->began_ns = 0;
+        want(mail, message->letter, HP_IN_CHUNKS);
+    }
+    return HP_PENDING;
 }
 
 static void fetch_slot(const struct hp_message *message, const struct hp_buffer *buffer)
@@ -223,8 +306,10 @@ int hp_transfer_fetch(struct hp_message *message)
     const uint64_t filled = hp_load_ordered(&transfer->filled); /* pairs with _fill and _drop */
     if (filled & HP_DROPPED)
         return -ECANCELED;
-    if (transfer->place.at)
+    if (is_in_window(transfer))
         return fetch_whole(message, transfer);
+    if (message->is_lent)
+        return fetch_lent(message, transfer);
     if (filled == 0)
         return HP_PENDING;
     const struct hp_buffer *const buffer = buffer_of(mail->node, letter->place, transfer->buffer);
@@ -233,5 +318,5 @@ int hp_transfer_fetch(struct hp_message *message)
         if (++message->moved < message->steps) /* the last is counted when the receive ends */
             count_taken(mail, letter, message->moved);
     }
-    return message->moved == message->steps ? HP_DONE : HP_PENDING;
+    return message->moved == message->steps ? fetched(message) : HP_PENDING;
 }

@@ -65,8 +65,10 @@ int hp_node_init(struct hp_node *node, void *const *windows, int size, int index
     node->length = length;
     node->fd = -1;
     node->tuning = (struct hp_tuning){.chunk = HP_SLOT_BYTES, .copy_chunk = HP_SLOT_BYTES / 4,
-                                      .far_ns = 100, .stream = 2u << 20};
+                                      .far_ns = 100, .stream = 2u << 20,
+                                      .lend = 512u << 10};
     node->clock_ns = time_clock();
+    hp_lend_begin(node);
     return lay_out(node);
 }
 

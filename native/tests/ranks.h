@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "engine.h"
 #include "hp_mail.h"
 
 enum { MAX_RANKS = 8, MAX_AREAS = 3, HEAP = 64 << 20 };
@@ -27,6 +28,7 @@ struct world {
     uint64_t length;
     bool has_files; /* windows are memfds, as between processes */
     bool is_far;    /* lines of other ranks are said to come slowly */
+    bool lends;     /* arrays may be read through the kernel */
     enum in_heap in_heap; /* the arrays of which ranks lie in their windows */
     void *windows[MAX_RANKS];
     int fds[MAX_RANKS];
@@ -100,6 +102,23 @@ static inline void join(struct rank *rank, uint64_t key, struct hp_team *team, i
     team->line_ns = rank->world->is_far ? SECOND : 0; /* too much for samples to change it */
 }
 
+/* Both ways are known, and lending is the faster one for long. */
+static inline void prefer_lending(struct hp_ways *ways, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        hp_ways_tell(&ways[i], HP_BY_CHUNKS, 1 << 16, SECOND);
+        hp_ways_tell(&ways[i], HP_BY_LENDING, 1 << 16, 1);
+    }
+}
+
+static inline void prefer_all(struct rank *rank)
+{
+    const size_t count = sizeof rank->teams[0].ways / sizeof(struct hp_ways);
+    for (int lane = 0; lane < HP_LANES; lane++)
+        prefer_lending(&rank->teams[lane].ways[0][0][0], count);
+    prefer_lending(rank->mail.ways, HP_WAY_SIZES);
+}
+
 static inline void *start_rank(void *arg)
 {
     struct rank *const rank = arg;
@@ -108,6 +127,7 @@ static inline void *start_rank(void *arg)
     rank->node.kernels = hp_kernels_of(hp_best_level());
     rank->node.tuning.chunk = world->chunk;
     rank->node.tuning.copy_chunk = world->chunk / 4 & ~63u;
+    rank->node.tuning.lend = world->lends ? 1 : UINT64_MAX;
     rank->node.spins = world->spins;
     rank->node.fd = world->fds[rank->index];
     rank->area = hp_node_claim(&rank->node, GROUP_KEY);
@@ -115,6 +135,8 @@ static inline void *start_rank(void *arg)
     for (int lane = 0; lane < HP_LANES; lane++)
         join(rank, GROUP_KEY, &rank->teams[lane], lane);
     hp_mail_init(&rank->mail, &rank->node);
+    if (world->lends)
+        prefer_all(rank);
     world->body(rank);
     hp_mail_end(&rank->mail);
     return NULL;

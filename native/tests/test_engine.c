@@ -442,6 +442,19 @@ static void run_large(struct rank *rank)
     end_run(&run);
 }
 
+/* Most arrays are read through the kernel, now and then they go in chunks. */
+static void test_lent(int size)
+{
+    struct world lent = {.size = size, .chunk = SMALL_CHUNK, .lends = true};
+    lent.body = size == 2 ? run_all : run_both_lanes;
+    run_world(&lent);
+    lent.in_heap = BUT_FOR_ONE;
+    lent.body = run_both_lanes;
+    run_world(&lent);
+    struct world large = {.size = size, .chunk = HP_SLOT_BYTES, .lends = true, .body = run_large};
+    run_world(&large);
+}
+
 int main(void)
 {
     static const int sizes[] = {1, 2, 3, 4, 5, 8};
@@ -469,5 +482,7 @@ int main(void)
     struct world large = {.size = 3, .chunk = HP_SLOT_BYTES, .in_heap = EVERYWHERE};
     large.body = run_large;
     run_world(&large);
+    for (int size = 2; size <= 4; size++)
+        test_lent(size);
     return 0;
 }

@@ -431,6 +431,14 @@ static void run(int size, unsigned spins, enum in_heap in_heap, void (*body)(str
     run_world(&world);
 }
 
+/* Long arrays are read through the kernel, now and then in chunks. */
+static void run_lent(int size, enum in_heap in_heap, void (*body)(struct rank *))
+{
+    struct world world = {.size = size, .chunk = HP_SLOT_BYTES, .in_heap = in_heap, .lends = true,
+                          .body = body};
+    run_world(&world);
+}
+
 int main(void)
 {
     for (int size = 1; size <= 4; size++)
@@ -451,5 +459,12 @@ int main(void)
     run(2, 0, NOWHERE, body_no_memory);
     run(2, 0, NOWHERE, body_threads);
     run(2, 100, NOWHERE, body_threads);
+    for (int size = 1; size <= 4; size++)
+        run_lent(size, NOWHERE, body_sizes);
+    run_lent(3, BUT_FOR_ONE, body_sizes);
+    run_lent(2, NOWHERE, body_many_long);
+    run_lent(2, NOWHERE, body_cancel);
+    run_lent(2, NOWHERE, body_leaving);
+    run_lent(2, NOWHERE, body_threads);
     return 0;
 }

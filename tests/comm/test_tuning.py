@@ -10,7 +10,8 @@ from hpcpar.comm import tuning, tuning_file, world
 from hpcpar.comm.tuning import Tuning
 from hpcpar.errors import ArgumentError
 
-OTHER = Tuning(chunk=65536, copy_chunk=16384, far_ns=1, stream=1)
+OTHER = Tuning(chunk=65536, copy_chunk=16384, far_ns=1, stream=1, lend=1)
+CHUNKS = Tuning(lend=2**62)
 
 
 @pytest.mark.sizes(2, 3)
@@ -35,7 +36,7 @@ def test_bits_do_not_depend_on_the_table(ranks):
         return [a.tobytes() for a in found]
 
     def body(group):
-        wanted = results(group, Tuning())
+        wanted = results(group, CHUNKS)
         assert results(group, OTHER) == wanted
         assert results(group, Tuning()) == wanted
 
@@ -69,12 +70,12 @@ def test_where_tables_are_kept():
     [
         "",
         "[]",
-        '{"version": 2, "cpus": {}}',
-        '{"version": 1, "cpus": {"x": {"chunk": 1}}}',
+        '{"version": 1, "cpus": {}}',
+        '{"version": 2, "cpus": {"x": {"chunk": 1}}}',
         json.dumps(
             {
-                "version": 1,
-                "cpus": {"x": {"chunk": 7, "copy_chunk": 7, "far_ns": 1, "stream": 1}},
+                "version": 2,
+                "cpus": {"x": {"chunk": 7, "copy_chunk": 7, "far_ns": 1, "stream": 1, "lend": 1}},
             }
         ),
     ],
@@ -108,6 +109,7 @@ def test_a_named_file_must_be_there(tmp_path):
         ({"chunk": 65536}, "copy_chunk 131072 must be <= chunk 65536"),
         ({"far_ns": 0}, "far_ns 0 must be"),
         ({"stream": 1.5}, "stream 1.5 must be"),
+        ({"lend": 0}, "lend 0 must be"),
     ],
 )
 def test_what_is_no_table_is_refused(wrong, match):

@@ -14,7 +14,7 @@ from hpcpar.comm.window import LAYOUT_VERSION, MAGIC
 
 LENGTH = 2 * node_sizes()["length"] // 4096 * 4096
 CHUNK = 64 * 1024
-TUNING = (CHUNK, CHUNK // 4, 100, 1 << 21)
+TUNING = (CHUNK, CHUNK // 4, 100, 1 << 21, 1 << 62)
 KEY, HEADER, FOREVER = 7, b"h" * 256, 1 << 62
 BARRIER, EXCHANGE, ALL_REDUCE = 0, 1, 2
 FLOAT64, SUM = 12, 0
@@ -178,7 +178,7 @@ def test_bad_arguments_are_refused():
             Node(given, 0, -1, (), 0, TUNING, False)
     for chunk in (0, 64, 65 * 1024 + 1, 1 << 30):
         with pytest.raises(ValueError, match="bad chunk"):
-            Node(shared, 0, -1, (), 0, (chunk, chunk, 100, 1), False)
+            Node(shared, 0, -1, (), 0, (chunk, chunk, 100, 1, 1), False)
     with pytest.raises(ValueError, match="no windows"):
         Node(shared, 2, -1, (), 0, TUNING, False)
     with pytest.raises(TypeError, match="arrays of bytes"):

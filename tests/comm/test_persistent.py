@@ -7,7 +7,7 @@ import pytest
 
 from hpcpar.comm.persistent import PersistentAllReduce
 from hpcpar.comm.work import Work
-from hpcpar.errors import ArgumentError, GroupFailed, MismatchError
+from hpcpar.errors import ArgumentError, CollectiveTimeout, GroupFailed, MismatchError
 
 
 def still_works(group):
@@ -151,6 +151,26 @@ def test_a_failed_group_refuses_it(ranks):
         still_works(group)
 
     ranks(body)
+
+
+@pytest.mark.threads_only
+@pytest.mark.sizes(2)
+def test_a_rank_that_does_not_begin_it_is_named_at_the_deadline(ranks):
+    over = threading.Event()
+
+    def body(group):
+        kept = PersistentAllReduce(group, np.ones(5000), "sum")
+        kept.start().wait()
+        if group.rank == group.size - 1:
+            over.wait(30)
+        else:
+            with pytest.raises(CollectiveTimeout, match=rf"missing: \[{group.size - 1}\]"):
+                kept.start().wait()
+            over.set()
+        with pytest.raises(GroupFailed, match=r"has given up|the group is failed, because of"):
+            kept.start().wait()
+
+    ranks(body, timeout=0.3)
 
 
 def test_callbacks_may_be_set_by_the_thread_that_waits_or_another(ranks):

@@ -47,6 +47,13 @@ DEATHS = {
             time.sleep(60)
         g.all_reduce(x, async_op=True).wait()
     """,
+    "a loop of persistent calls": """
+        from hpcpar.comm.persistent import PersistentAllReduce
+        kept = PersistentAllReduce(g, np.ones(100_000), "sum")
+        signal_me("KILL", delay) if last else None
+        while True:
+            kept.start().wait()
+    """,
     "a receive": """
         if last:
             signal_me("KILL", delay)
@@ -108,6 +115,7 @@ except HpcparError as error:
         ("a subgroup", 3, "sys.exit(0)"),
         ("the making of a subgroup", 3, "sys.exit(0)"),
         ("an asynchronous wait", 3, "sys.exit(0)"),
+        ("a loop of persistent calls", 3, "sys.exit(0)"),
         ("a receive", 3, "sys.exit(0)"),
         ("a receive from anybody", 2, "raise"),
         ("a large send", 2, "sys.exit(0)"),

@@ -307,6 +307,9 @@ class Node:
         """Sleep until the bell has rung since `listen`; 0 only ends the listening."""
     def wake(self) -> None:
         """Wake my own thread that sleeps so."""
+    def reaches(self, peer: int, /) -> bool:
+        """Whether the kernel lets me read a peer's arrays, which has made its Node."""
+
     def has_left(self, peer: int, /) -> bool:
         """Whether a peer left in order."""
     def is_gone(self, peer: int, /) -> bool:

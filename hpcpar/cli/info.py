@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from .._core import node_sizes
+import numpy as np
+
+from .._core import Node, node_sizes
 from ..comm.bootstrap import (
     Bootstrap,
     MpiBootstrap,
@@ -21,6 +23,7 @@ from ..comm.bootstrap import (
 )
 from ..comm.handover import NodeWindows, open_windows
 from ..comm.launch import check_world, detect, is_launched
+from ..comm.tuning import built_in
 from ..comm.window import least_length
 from ..errors import HpcparError
 from .command import Command
@@ -154,10 +157,8 @@ def _try_windows(boot: Bootstrap, env: Mapping[str, str], sizes: Mapping[str, in
     try:
         if windows.how == "none":
             return {"usable": False, "problem": windows.why}
-        problem = _unusable(windows, sizes)
-        windows.grow(sizes["head"])
-    except MemoryError as error:
-        problem = str(error)
+        problem = _find_problem(windows, sizes)
+        reads = _reads_all(boot, windows, usable=not problem)
     finally:
         windows.close()
     if problem:
@@ -166,8 +167,26 @@ def _try_windows(boot: Bootstrap, env: Mapping[str, str], sizes: Mapping[str, in
     if boot.size > 1:
         whole = len(windows.ranks) == boot.size
         facts |= {"ranks here": list(windows.ranks), "auto takes": "node" if whole else "mpi"}
+        facts |= {"reads their arrays": reads}
     note = {"note": windows.why} if windows.why else {}
     return {**facts, "window_bytes": windows.length, **note}
+
+
+def _find_problem(windows: NodeWindows, sizes: Mapping[str, int]) -> str:
+    try:
+        windows.grow(sizes["head"])
+    except MemoryError as error:
+        return str(error)
+    return _unusable(windows, sizes)
+
+
+def _reads_all(boot: Bootstrap, windows: NodeWindows, usable: bool) -> bool:
+    """Whether this rank may read the arrays of all others here. Collective."""
+    arrays = tuple(np.frombuffer(buffer, np.uint8) for buffer in windows.buffers)
+    tuning = built_in().as_tuple()
+    node = Node(arrays, windows.index, -1, (), 0, tuning, False) if usable else None
+    boot.all_gather(b"")  # now the others have made theirs
+    return node is not None and all(node.reaches(place) for place in range(len(arrays)))
 
 
 def _unusable(windows: NodeWindows, sizes: Mapping[str, int]) -> str:

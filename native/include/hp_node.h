@@ -170,6 +170,9 @@ bool hp_node_has_left(const struct hp_node *node, int peer);
 /* Whether a peer has said nothing of an end; its process may be gone all the same. */
 bool hp_node_is_alive(const struct hp_node *node, int peer);
 
+/* Whether the kernel lets me read a peer's memory; tried once, after it has made its node. */
+bool hp_node_reaches(struct hp_node *node, int peer);
+
 /* Take an area of my window for the group of `key` (not 0). Its index, -ENOSPC, -ENOMEM. */
 int hp_node_claim(struct hp_node *node, uint64_t key);
 /* The index of a peer's area for `key`, or -EAGAIN. */

@@ -211,6 +211,14 @@ static PyObject *is_dead(PyObject *self, PyObject *peer)
     return PyBool_FromLong(hp_py_is_gone((Node *)self, (int)index));
 }
 
+static PyObject *reaches(PyObject *self, PyObject *peer)
+{
+    const long index = PyLong_AsLong(peer);
+    if (PyErr_Occurred())
+        return NULL;
+    return PyBool_FromLong(hp_node_reaches(node_of(self), (int)index));
+}
+
 static PyObject *has_left(PyObject *self, PyObject *peer)
 {
     const long index = PyLong_AsLong(peer);
@@ -332,6 +340,8 @@ static PyMethodDef node_methods[] = {
     {"wake", wake, METH_NOARGS, "wake()\n--\n\nWake my own thread that sleeps."},
     {"untie", untie, METH_NOARGS, "untie()\n--\n\nLook at nobody's ties any more."},
     {"is_dead", is_dead, METH_O, "is_dead(peer, /)\n--\n\nWhether a peer's process is gone."},
+    {"reaches", reaches, METH_O,
+     "reaches(peer, /)\n--\n\nWhether the kernel lets me read a peer's arrays."},
     {"has_left", has_left, METH_O, "has_left(peer, /)\n--\n\nWhether a peer left in order."},
     {"is_gone", is_gone, METH_O, "is_gone(peer, /)\n--\n\nWhether a peer left, failed or died."},
     {NULL, NULL, 0, NULL},

@@ -65,8 +65,6 @@ bool hp_move_is_sliced(const struct hp_call *call);
 
 /* Tell others where they may read. */
 void hp_lend_begin(struct hp_node *node);
-/* Whether I can read what a rank lends, which has begun. */
-bool hp_lend_reaches(struct hp_node *node, int place);
 /* Lend an array; at 0: the kernel does not read it. */
 struct hp_place hp_lend(const struct hp_node *node, const void *begin, uint64_t nbytes);
 /* Read what a rank has lent, from byte `at` on. -ESRCH: it has ended; or why not. */

@@ -76,15 +76,15 @@ void hp_lend_begin(struct hp_node *node)
 }
 
 /* The first bytes of a window say whose it is: another process of that number has none there. */
-bool hp_lend_reaches(struct hp_node *node, int place)
+bool hp_node_reaches(struct hp_node *node, int peer)
 {
     char seen[offsetof(struct hp_window, bells)];
-    _Atomic uint8_t *const reach = &node->reach[place];
+    _Atomic uint8_t *const reach = &node->reach[peer];
     uint8_t known = atomic_load_explicit(reach, memory_order_relaxed);
     if (known == UNTRIED) {
-        const struct hp_window *const its = node->windows[place];
+        const struct hp_window *const its = node->windows[peer];
         const uint64_t address = hp_load_acquire(&its->address); /* pairs with hp_lend_begin */
-        const int rc = address ? read_at(node, place, address, seen, sizeof seen) : -EAGAIN;
+        const int rc = address ? read_at(node, peer, address, seen, sizeof seen) : -EAGAIN;
         known = rc == 0 && memcmp(seen, its, sizeof seen) == 0 ? REACHED : OUT_OF_REACH;
         atomic_store_explicit(reach, known, memory_order_relaxed);
     }
@@ -121,7 +121,7 @@ static bool reaches_all(struct hp_team *team)
     if (team->reaches_all == 0) {
         team->reaches_all = 1;
         for (int r = 0; r < team->size; r++)
-            if (!hp_lend_reaches(team->node, team->members[r]))
+            if (!hp_node_reaches(team->node, team->members[r]))
                 team->reaches_all = -1;
     }
     return team->reaches_all > 0;

@@ -202,7 +202,7 @@ static struct hp_ways *ways_of(struct hp_mail *mail, const struct hp_letter *let
 static bool choose(struct hp_message *message)
 {
     struct hp_mail *const mail = message->box->mail;
-    if (!hp_lend_reaches(mail->node, message->letter->place))
+    if (!hp_node_reaches(mail->node, message->letter->place))
         return false;
     message->began_ns = hp_now();
     pthread_mutex_lock(&mail->lock);

@@ -107,7 +107,7 @@ static void lose(struct rank *rank)
     const bool has_died = rank->world->spins > 0;
     _Atomic uint64_t *const process = &rank->node.windows[0]->process;
     struct job job;
-    CHECK(hp_lend_reaches(&rank->node, 0));
+    CHECK(hp_node_reaches(&rank->node, 0));
     begin(rank, &job, HP_BROADCAST);
     take_turns(rank, &job, 1);
     if (rank->index == 0 && has_died)
@@ -148,18 +148,18 @@ static void test_reach(void)
     map_window(&world, 1);
     struct hp_window *const second = world.windows[1];
     CHECK(hp_node_init(&nodes[0], world.windows, 2, 0, world.length) == 0);
-    CHECK(hp_lend_reaches(&nodes[0], 0));
-    CHECK(!hp_lend_reaches(&nodes[0], 1)); /* it has not begun */
+    CHECK(hp_node_reaches(&nodes[0], 0));
+    CHECK(!hp_node_reaches(&nodes[0], 1)); /* it has not begun */
     CHECK(hp_node_init(&nodes[1], world.windows, 2, 1, world.length) == 0);
     nodes[0].reach[1] = 0;
-    CHECK(hp_lend_reaches(&nodes[0], 1) && hp_lend_reaches(&nodes[0], 1));
+    CHECK(hp_node_reaches(&nodes[0], 1) && hp_node_reaches(&nodes[0], 1));
     nodes[0].reach[1] = 0;
     second->address = (uint64_t)(uintptr_t)world.windows[0]; /* somebody else lies there */
     second->rank = 1;
-    CHECK(!hp_lend_reaches(&nodes[0], 1));
+    CHECK(!hp_node_reaches(&nodes[0], 1));
     nodes[0].reach[1] = 0;
     second->process = DEAD;
-    CHECK(!hp_lend_reaches(&nodes[0], 1));
+    CHECK(!hp_node_reaches(&nodes[0], 1));
     unmap_window(&world, 0);
     unmap_window(&world, 1);
 }

@@ -123,6 +123,7 @@ def job(tmp_path, size, *words):
 def test_a_job_tries_its_own_ranks(tmp_path):
     told = json.loads(job(tmp_path, 3, "-m", "hpcpar", "info", "--json"))["node engine"]
     assert (told["usable"], told["ranks here"], told["auto takes"]) == (True, [0, 1, 2], "node")
+    assert isinstance(told["reads their arrays"], bool)
 
 
 TAKEN = """

@@ -229,7 +229,7 @@ def test_many_arrays_take_the_memory_of_few(ranks):
             assert x[-1] == sum(range(group.size))
             places.add(x.ctypes.data)
             del x
-            gc.collect()
+            gc.collect(0)  # the whole heap takes long
             group.barrier()
         assert len(places) <= 3
 

@@ -359,9 +359,7 @@ class NodeBackend(Backend):
         if code == errno.ECANCELED:
             return GroupFailed(f"rank {rank} has given up waiting here.")
         if code == errno.EFAULT:
-            return UnsupportedError(
-                f"the kernel does not read the array of rank {rank}: copy it to ordinary memory."
-            )
+            return GroupFailed(f"the kernel does not read all of the array of rank {rank}.")
         if code == errno.EDEADLK:
             circle = self._place.describe_cycle(self._teams[0].cycle())
             return CrossedGroupsError(

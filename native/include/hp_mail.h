@@ -122,6 +122,7 @@ struct hp_message {
     uint64_t steps, moved;
     bool is_lent;      /* a receive reads what the sender lends */
     uint64_t began_ns; /* a receive of what is lent has begun; else 0 */
+    uint64_t refused_ns; /* the kernel does not find its sender since then; 0: it does */
     int failure;    /* of a send: what it ended with */
     int blocked_on; /* rank that is waited for; -1: any */
 };

@@ -2,9 +2,9 @@
  * hp_node.h - the node engine: collectives of ranks that share one machine's memory.
  *
  * Each rank has a window that all ranks of the node have mapped, wherever: the sources hold
- * offsets and indices, never pointers, in it. Only the owner writes to its window, but for the
- * bell, for what readers of messages count, and for symmetric arrays. Nothing here is
- * process-wide, so ranks may be processes or threads.
+ * offsets and indices in it, never pointers, but for addresses that only the kernel reads at. Only
+ * the owner writes to its window, but for the bell, for what readers of messages count, and for
+ * symmetric arrays. Nothing here is process-wide, so ranks may be processes or threads.
  */
 #ifndef HP_NODE_H
 #define HP_NODE_H
@@ -80,7 +80,7 @@ struct hp_post {
     uint32_t flags;
     uint32_t stride; /* of the parts in `data`, where they differ by receiver */
     uint64_t steps;  /* chunks that I need */
-    struct hp_place send_in, recv_in; /* where what I send, and the result, lie in windows */
+    struct hp_place send_in, recv_in; /* where what I send, and the result, lie */
     uint8_t header[HP_POST_HEADER];
     uint8_t data[HP_POST_DATA];
 };
@@ -155,7 +155,7 @@ struct hp_node {
     unsigned spins;  /* looks before a wait sleeps; 0 on all ranks or on none */
     struct hp_tuning tuning;
     uint64_t clock_ns; /* what two looks at the clock take */
-    _Atomic uint8_t reach[HP_MAX_LOCAL]; /* whose memory I can read; see lend.c */
+    _Atomic uint64_t reach[HP_MAX_LOCAL]; /* whose memory I can read; see lend.c */
 };
 
 /* Check the windows. -EINVAL: sizes or alignment; -EBADMSG: not windows of this layout. */
@@ -224,7 +224,7 @@ struct hp_team {
     uint64_t key;                    /* of the group; set by who made it, 0: look for no cycle */
     struct hp_link cycle[HP_MAX_CYCLE];
     int cycle_length;
-    int reaches_all; /* whether I can read what any member lends: 1; -1: not; 0: who knows */
+    bool reaches_all; /* I can read what any member lends */
     struct hp_ways ways[HP_NUM_NODE_VERBS][2][HP_WAY_SIZES]; /* of rank 0: it chooses for all */
 };
 
@@ -261,7 +261,8 @@ struct hp_call {
     bool is_direct; /* arrays are read, and written, where they lie */
     bool may_lend;  /* others may read mine through the kernel */
     bool is_lent;   /* they do, and I read theirs */
-    uint64_t moved_ns; /* when data began to move */
+    uint64_t moved_ns;   /* when data began to move */
+    uint64_t refused_ns; /* when the kernel first found no such process; 0: never */
     uint64_t cycle_ns; /* when a cycle was found */
 };
 
@@ -290,6 +291,8 @@ void hp_team_end_wait(const struct hp_team *team);
  * others have had the time to see it too. Else HP_PENDING. After hp_call_tell_wait.
  */
 int hp_call_find_cycle(struct hp_call *call);
+/* Whether members may be reading my arrays, or writing to them, where they lie. */
+bool hp_call_shares_arrays(const struct hp_call *call);
 /* Where a member's header of the call lies; valid until the next but one collective. */
 const void *hp_call_header(const struct hp_call *call, int rank);
 /* Whether a member has come. */

@@ -202,6 +202,9 @@ static PyObject *raise(NodeCall *self, int rc)
         self->core.blocked_on = dead;
         rc = -EPIPE;
     }
+    /* The program may change arrays that others are reading, who must not take them to be good. */
+    if (hp_call_shares_arrays(&self->core))
+        hp_team_give_up(team_of(self));
     return hp_py_raise(self->failed, rc, self->core.blocked_on);
 }
 

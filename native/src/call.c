@@ -15,7 +15,8 @@
 
 #define SAMPLED 2 /* of how many chunks one is timed */
 
-enum { READY = 1, INLINE = 2, DIRECT = 4, LENT = 8, LENDING = 16 }; /* flags of a post */
+/* Flags of a post. REACHES: I can read what others lend; LENDING: rank 0 wants that. */
+enum { READY = 1, INLINE = 2, DIRECT = 4, LENT = 8, REACHES = 16, LENDING = 32 };
 
 enum { FILLED, REDUCED, TAKEN }; /* counters of a lane */
 
@@ -74,7 +75,8 @@ static struct hp_ways *ways_of(const struct hp_call *call)
 {
     const struct hp_request *const q = &call->request;
     const int size = hp_ways_class(call->team->node, hp_lend_bytes(call));
-    return &call->team->ways[q->verb][q->send == q->recv][size];
+    const bool is_other = q->root < 0 ? q->send == q->recv : q->root > 0;
+    return &call->team->ways[q->verb][is_other][size];
 }
 
 /* What others may do with my arrays. */
@@ -99,7 +101,7 @@ static void post(struct hp_call *call)
     call->may_lend = hp_lend_pays(call);
     mine->print = request->print;
     mine->flags = (request->is_ready ? READY : 0u) | (call->inline_data ? INLINE : 0u);
-    mine->flags |= choose(call);
+    mine->flags |= (call->team->reaches_all ? REACHES : 0u) | choose(call);
     mine->steps = call->inline_data ? 0 : hp_move_steps(call);
     if (request->header)
         memcpy(mine->header, request->header, HP_POST_HEADER);
@@ -135,7 +137,7 @@ static void count_steps(struct hp_call *call)
             call->steps = its->steps;
         if (!(its->flags & (DIRECT | INLINE)))
             call->is_direct = false;
-        if (!(its->flags & (DIRECT | LENT | INLINE)))
+        if (!(its->flags & REACHES) || !(its->flags & (DIRECT | LENT | INLINE)))
             call->is_lent = false;
     }
     call->is_lent = call->is_lent && !call->is_direct;
@@ -245,21 +247,37 @@ static int end(struct hp_call *call)
     return HP_DONE;
 }
 
+/* Whether a member has given up, or ended; read after all that was read of it. */
+static bool is_through(const struct hp_team *team, int r)
+{
+    /* In one step with a store, so that nothing is read after it; with give_up and node_leave. */
+    return hp_add_ordered(&team->lanes[r]->gone, 0) != HP_HERE ||
+           hp_load_ordered(&team->node->windows[team->members[r]]->state) != HP_ALIVE;
+}
+
 /*
- * I have taken all of the others' arrays, where they lie. Who has given up meanwhile may have
- * changed its own while it was read; who has not waits for me.
+ * I have taken all of the others' arrays, where they lie. Who has given up or ended meanwhile may
+ * have changed its own while it was read; who has not waits for me.
  */
 static int finish_reading(struct hp_call *call)
 {
     const struct hp_team *const team = call->team;
-    for (int r = 0; r < team->size; r++)
-        if (r != team->rank && !hp_team_has(team, r)) {
+    const int rc = call->is_lent ? hp_lend_confirm_all(call) : 0;
+    for (int r = 0; rc == 0 && r < team->size; r++)
+        if (r != team->rank && is_through(team, r)) {
             call->blocked_on = r;
-            return -ECANCELED;
+            return hp_node_is_alive(team->node, team->members[r]) ? -ECANCELED : -EPIPE;
         }
+    if (rc < 0)
+        return rc;
     call->consumed = call->steps;
     publish(call, TAKEN, call->base + call->steps);
     return 0;
+}
+
+bool hp_call_shares_arrays(const struct hp_call *call)
+{
+    return call->phase == HP_MOVING && (call->is_direct || call->is_lent) && call->steps > 0;
 }
 
 /* Who has done its part waits until nobody reads or writes its own arrays any more. */

@@ -70,17 +70,25 @@ struct hp_place hp_lend(const struct hp_node *node, const void *begin, uint64_t 
 /* Read what a rank has lent, from byte `at` on. -ESRCH: it has ended; or why not. */
 int hp_lend_read(const struct hp_node *node, struct hp_place lent, uint64_t at, void *to,
                  uint64_t nbytes);
+/* After what was read: 0 if it was that rank's, and no other process has its number by now. */
+int hp_lend_confirm(const struct hp_node *node, int place);
+/* Whether a rank that the kernel does not find, since *since, has had the time to be found dead. */
+bool hp_lend_is_lost(uint64_t *since);
 static inline bool hp_place_is_lent(struct hp_place place)
 {
     return place.is_lent;
 }
-/* Bytes that a call moves, at least; whether they are enough to lend them. */
+/* Bytes that a rank sends or receives in a call; whether they are enough to lend arrays. */
 uint64_t hp_lend_bytes(const struct hp_call *call);
 bool hp_lend_pays(const struct hp_call *call);
-/* Reduce my slice of the whole array, where all can read it. -EAGAIN: not yet, or never. */
+/*
+ * Reduce my slice of the whole array, where all can read it; take all that I need of the others.
+ * -EAGAIN: a member's process has ended, which others will find.
+ */
 int hp_lend_reduce(struct hp_call *call);
-/* Take all that I need of the others. */
 int hp_lend_take(struct hp_call *call);
+/* hp_lend_confirm for all members. */
+int hp_lend_confirm_all(struct hp_call *call);
 
 /* ways.c: which of two ways was faster lately. */
 enum hp_way_of { HP_BY_CHUNKS, HP_BY_LENDING };

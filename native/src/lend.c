@@ -53,15 +53,16 @@ static int read_pieces(uint64_t process, const struct iovec *pieces, size_t coun
 }
 #endif
 
-#define AT_ONCE (UINT64_C(1) << 30) /* bytes: the kernel reads less than 2 GiB in one call */
+#define BYTES_AT_ONCE (UINT64_C(1) << 30) /* the kernel reads less than 2 GiB in one call */
+#define LOST_AFTER_NS UINT64_C(2000000000) /* ties of who has ended hang up much sooner */
 
 static int read_at(const struct hp_node *node, int place, uint64_t address, void *to,
                    uint64_t nbytes)
 {
     const uint64_t process = hp_load_relaxed(&node->windows[place]->process);
     int rc = 0;
-    for (uint64_t at = 0; rc == 0 && at < nbytes; at += AT_ONCE) {
-        const uint64_t now = nbytes - at < AT_ONCE ? nbytes - at : AT_ONCE;
+    for (uint64_t at = 0; rc == 0 && at < nbytes; at += BYTES_AT_ONCE) {
+        const uint64_t now = nbytes - at < BYTES_AT_ONCE ? nbytes - at : BYTES_AT_ONCE;
         const struct iovec there = {(void *)(uintptr_t)(address + at), now};
         rc = read_pieces(process, &there, 1, (char *)to + at, now);
     }
@@ -76,19 +77,32 @@ void hp_lend_begin(struct hp_node *node)
 }
 
 /* The first bytes of a window say whose it is: another process of that number has none there. */
-bool hp_node_reaches(struct hp_node *node, int peer)
+int hp_lend_confirm(const struct hp_node *node, int place)
 {
     char seen[offsetof(struct hp_window, bells)];
-    _Atomic uint8_t *const reach = &node->reach[peer];
-    uint8_t known = atomic_load_explicit(reach, memory_order_relaxed);
+    const struct hp_window *const its = node->windows[place];
+    const uint64_t address = hp_load_acquire(&its->address); /* pairs with hp_lend_begin */
+    const int rc = address ? read_at(node, place, address, seen, sizeof seen) : -EAGAIN;
+    return rc == 0 && memcmp(seen, its, sizeof seen) != 0 ? -ESRCH : rc;
+}
+
+bool hp_node_reaches(struct hp_node *node, int peer)
+{
+    uint64_t known = hp_load_relaxed(&node->reach[peer]);
     if (known == UNTRIED) {
-        const struct hp_window *const its = node->windows[peer];
-        const uint64_t address = hp_load_acquire(&its->address); /* pairs with hp_lend_begin */
-        const int rc = address ? read_at(node, peer, address, seen, sizeof seen) : -EAGAIN;
-        known = rc == 0 && memcmp(seen, its, sizeof seen) == 0 ? REACHED : OUT_OF_REACH;
-        atomic_store_explicit(reach, known, memory_order_relaxed);
+        known = hp_lend_confirm(node, peer) == 0 ? REACHED : OUT_OF_REACH;
+        hp_store_relaxed(&node->reach[peer], known);
     }
     return known == REACHED;
+}
+
+/* A process lives on without its first thread, and then the kernel does not find it either. */
+bool hp_lend_is_lost(uint64_t *since)
+{
+    const uint64_t now = hp_now();
+    if (*since == 0)
+        *since = now;
+    return now - *since > LOST_AFTER_NS;
 }
 
 /* Memory of devices is not read by the kernel, wherever it is mapped. */
@@ -110,28 +124,21 @@ int hp_lend_read(const struct hp_node *node, struct hp_place lent, uint64_t at, 
 
 /* ---- collectives ------------------------------------------------------------------------ */
 
+/* The same on all ranks, where what they receive is the same. */
 uint64_t hp_lend_bytes(const struct hp_call *call)
 {
     const struct hp_request *const q = &call->request;
-    return is_cut(call) ? before(q->send_counts, call->team->size) : q->nbytes;
-}
-
-static bool reaches_all(struct hp_team *team)
-{
-    if (team->reaches_all == 0) {
-        team->reaches_all = 1;
-        for (int r = 0; r < team->size; r++)
-            if (!hp_node_reaches(team->node, team->members[r]))
-                team->reaches_all = -1;
-    }
-    return team->reaches_all > 0;
+    const int size = call->team->size;
+    const bool joins = q->verb == HP_ALL_GATHER || q->verb == HP_ALL_TO_ALL;
+    const uint64_t sent = is_cut(call) ? before(q->send_counts, size) : q->nbytes;
+    const uint64_t received = joins ? before(q->recv_counts, size) : 0;
+    return sent > received ? sent : received;
 }
 
 bool hp_lend_pays(const struct hp_call *call)
 {
     const struct hp_team *const team = call->team;
-    return team->size > 1 && hp_lend_bytes(call) >= team->node->tuning.lend &&
-           reaches_all(call->team);
+    return team->reaches_all && hp_lend_bytes(call) >= team->node->tuning.lend;
 }
 
 /*
@@ -142,7 +149,7 @@ bool hp_lend_pays(const struct hp_call *call)
 static int lose(struct hp_call *call, int rank, int rc)
 {
     call->blocked_on = rank;
-    if (rc == -ESRCH)
+    if (rc == -ESRCH && !hp_lend_is_lost(&call->refused_ns))
         return -EAGAIN;
     return hp_team_has(call->team, rank) ? -EFAULT : -ECANCELED;
 }
@@ -161,7 +168,10 @@ static uint64_t part(const struct hp_call *call, int r)
     return is_cut(call) ? ((const uint64_t *)hp_call_post(call, r)->data)[me(call)] : 0;
 }
 
-/* Nobody else uses my slots meanwhile: each member's bytes have a part of them. */
+/*
+ * Each member's bytes have a part of my slots. Nobody uses these meanwhile: who has posted this
+ * call has left the one before.
+ */
 static uint64_t room_of_each(const struct hp_call *call)
 {
     const uint64_t others = (uint64_t)call->team->size - 1;
@@ -268,4 +278,15 @@ int hp_lend_take(struct hp_call *call)
     case HP_ALL_REDUCE: return take_slices(call);
     default: return take_reduced(call);
     }
+}
+
+int hp_lend_confirm_all(struct hp_call *call)
+{
+    const struct hp_team *const team = call->team;
+    for (int r = 0; r < team->size; r++) {
+        const int rc = r == team->rank ? 0 : hp_lend_confirm(team->node, team->members[r]);
+        if (rc < 0)
+            return lose(call, r, rc);
+    }
+    return 0;
 }

@@ -50,7 +50,7 @@ static int reserve_all(struct hp_mail *mail)
 
 static bool is_in_window(const struct hp_transfer *transfer)
 {
-    return transfer->place.at && !transfer->place.is_lent;
+    return transfer->place.at && !hp_place_is_lent(transfer->place);
 }
 
 /* Where an array lies in a window; a long one, of which a send must wait anyhow, is lent. */
@@ -144,11 +144,9 @@ int hp_transfer_fill(struct hp_message *message)
 {
     struct hp_mail *const mail = message->box->mail;
     struct hp_transfer *const transfer = mine(mail, message->transfer);
-    const uint64_t wanted = hp_load_ordered(&transfer->wanted); /* pairs with want */
-    if (transfer->place.is_lent && wanted == HP_NOT_YET)
-        return -EAGAIN;
-    if (transfer->place.at && (wanted == HP_AS_LENT || !transfer->place.is_lent))
-        /* pairs with hp_transfer_end */
+    const bool in_chunks = hp_load_ordered(&transfer->wanted) == HP_IN_CHUNKS; /* pairs with want */
+    if (is_in_window(transfer) || (hp_place_is_lent(transfer->place) && !in_chunks))
+        /* pairs with hp_transfer_end; who does not want it has taken all, too */
         return hp_load_ordered(&transfer->taken) == transfer->steps ? 0 : -EAGAIN;
     const int rc = transfer->buffer < 0 ? take_buffer(mail, message->transfer) : 0;
     if (rc < 0)
@@ -211,18 +209,21 @@ static bool choose(struct hp_message *message)
     return way == HP_BY_LENDING;
 }
 
-/* What was lent has come: one way or the other. */
-static int fetched(const struct hp_message *message)
+static void tell(const struct hp_message *message, uint64_t took)
 {
     struct hp_mail *const mail = message->box->mail;
     const struct hp_letter *const letter = message->letter;
-    if (message->began_ns == 0)
-        return HP_DONE;
-    const uint64_t took = hp_now() - message->began_ns;
+    const enum hp_way_of way = message->is_lent ? HP_BY_LENDING : HP_BY_CHUNKS;
     pthread_mutex_lock(&mail->lock);
-    hp_ways_tell(ways_of(mail, letter), message->is_lent ? HP_BY_LENDING : HP_BY_CHUNKS,
-                 letter->head.nbytes, took);
+    hp_ways_tell(ways_of(mail, letter), way, letter->head.nbytes, took);
     pthread_mutex_unlock(&mail->lock);
+}
+
+/* What was lent has come: one way or the other. */
+static int fetched(const struct hp_message *message)
+{
+    if (message->began_ns != 0)
+        tell(message, hp_now() - message->began_ns);
     return HP_DONE;
 }
 
@@ -232,8 +233,8 @@ void hp_transfer_begin(struct hp_message *message)
     const struct hp_transfer *const transfer = its(mail, message->letter);
     message->steps = transfer->steps;
     message->moved = 0;
-    message->began_ns = 0;
-    message->is_lent = transfer->place.is_lent && choose(message);
+    message->began_ns = message->refused_ns = 0;
+    message->is_lent = hp_place_is_lent(transfer->place) && choose(message);
     want(mail, message->letter, message->is_lent ? HP_AS_LENT : HP_IN_CHUNKS);
 }
 
@@ -275,15 +276,16 @@ static int fetch_whole(struct hp_message *message, struct hp_transfer *transfer)
 /* A sender that has ended is found by others; what the kernel does not read comes in chunks. */
 static int fetch_lent(struct hp_message *message, struct hp_transfer *transfer)
 {
-    struct hp_mail *const mail = message->box->mail;
-    const int rc = hp_lend_read(mail->node, transfer->place, 0, message->data,
-                                message->letter->head.nbytes);
+    const struct hp_node *const node = message->box->mail->node;
+    int rc = hp_lend_read(node, transfer->place, 0, message->data, message->letter->head.nbytes);
+    rc = rc == 0 ? hp_lend_confirm(node, message->letter->place) : rc;
     if (rc == 0)
         return was_dropped(transfer) ? -ECANCELED : fetched(message);
-    if (rc != -ESRCH) {
+    if (rc != -ESRCH || hp_lend_is_lost(&message->refused_ns)) {
+        tell(message, UINT64_MAX);
         message->is_lent = false;
         message->began_ns = 0;
-        want(mail, message->letter, HP_IN_CHUNKS);
+        want(message->box->mail, message->letter, HP_IN_CHUNKS);
     }
     return HP_PENDING;
 }

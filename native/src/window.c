@@ -236,8 +236,10 @@ void hp_team_init(struct hp_team *team, struct hp_node *node, const int *members
     team->size = size;
     team->rank = rank;
     team->lane = lane;
+    team->reaches_all = size > 1;
     for (int r = 0; r < size; r++) {
         team->members[r] = members[r];
+        team->reaches_all = team->reaches_all && hp_node_reaches(node, members[r]);
         team->lanes[r] = &area_of(node->windows[members[r]], areas[r])->lanes[lane];
     }
 }

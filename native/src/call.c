@@ -263,13 +263,13 @@ static int finish_reading(struct hp_call *call)
 {
     const struct hp_team *const team = call->team;
     const int rc = call->is_lent ? hp_lend_confirm_all(call) : 0;
-    for (int r = 0; rc == 0 && r < team->size; r++)
+    if (rc < 0)
+        return rc;
+    for (int r = 0; r < team->size; r++)
         if (r != team->rank && is_through(team, r)) {
             call->blocked_on = r;
             return hp_node_is_alive(team->node, team->members[r]) ? -ECANCELED : -EPIPE;
         }
-    if (rc < 0)
-        return rc;
     call->consumed = call->steps;
     publish(call, TAKEN, call->base + call->steps);
     return 0;
@@ -280,17 +280,12 @@ bool hp_call_shares_arrays(const struct hp_call *call)
     return call->phase == HP_MOVING && (call->is_direct || call->is_lent) && call->steps > 0;
 }
 
-/* Who has done its part waits until nobody reads or writes its own arrays any more. */
-static int move_directly(struct hp_call *call)
+static int read_directly(struct hp_call *call)
 {
     int rc = 0;
-    for (uint64_t step = 0; rc == 0 && call->consumed == 0 && step < call->steps; step++)
+    for (uint64_t step = 0; rc == 0 && step < call->steps; step++)
         rc = hp_move_consume(call, step);
-    if (rc == 0 && call->consumed == 0)
-        rc = finish_reading(call);
-    if (rc < 0)
-        return rc;
-    return all_reached(call, TAKEN, call->base + call->steps) ? end(call) : HP_PENDING;
+    return rc < 0 ? rc : finish_reading(call);
 }
 
 /* The same where the kernel reads: results cannot be written to others, who fetch them instead. */
@@ -311,9 +306,12 @@ static int read_lent(struct hp_call *call)
     return rc < 0 ? rc : finish_reading(call);
 }
 
-static int move_lent(struct hp_call *call)
+/* Who has done its part waits until nobody reads or writes its own arrays any more. */
+static int move_where_they_lie(struct hp_call *call)
 {
-    const int rc = call->consumed == 0 ? read_lent(call) : 0;
+    int rc = 0;
+    if (call->consumed == 0)
+        rc = call->is_lent ? read_lent(call) : read_directly(call);
     if (rc < 0)
         return rc == -EAGAIN ? HP_PENDING : rc;
     return all_reached(call, TAKEN, call->base + call->steps) ? end(call) : HP_PENDING;
@@ -321,10 +319,8 @@ static int move_lent(struct hp_call *call)
 
 static int move(struct hp_call *call)
 {
-    if (call->is_direct && call->steps > 0)
-        return move_directly(call);
-    if (call->is_lent && call->steps > 0)
-        return move_lent(call);
+    if (hp_call_shares_arrays(call))
+        return move_where_they_lie(call);
     while (call->consumed < call->steps) {
         const int filled = produce(call);
         const int reduced = hp_move_is_sliced(call) ? reduce(call) : 0;

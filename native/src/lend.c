@@ -225,7 +225,7 @@ static int take_slices(struct hp_call *call)
         const uint64_t begin = slice(call, q->nbytes, r), end = slice(call, q->nbytes, r + 1);
         const struct hp_place its = hp_call_post(call, r)->recv_in;
         char *const to = (char *)q->recv + begin;
-        if (its.is_lent)
+        if (hp_place_is_lent(its))
             rc = fetch(call, r, its, begin, to, end - begin);
         else
             hp_move_put(call, to, (char *)hp_node_address(call->team->node, its) + begin,

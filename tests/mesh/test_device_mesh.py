@@ -40,12 +40,8 @@ def test_an_axis_is_the_group_of_its_line(ranks):
 def test_the_same_ranks_are_the_same_group(ranks):
     def body(group):
         mesh = init_device_mesh((2, 2, 1), ("dp", "cp", "tp"), group=group)
-        assert (
-            mesh["dp"]
-            is mesh["dp"]
-            is mesh["dp", "tp"]["dp"]
-            is mesh.permute("tp", "cp", "dp")["dp"]
-        )
+        for view in (mesh, mesh["dp", "tp"], mesh.permute("tp", "cp", "dp")):
+            assert view["dp"] is mesh["dp"]
         assert mesh.merge(("dp", "cp"), "data")["data"] is group
         assert mesh.flatten("all")["all"] is group
         assert init_device_mesh((2, 2), ("a", "b"), group=group)["a"] is mesh["dp"]
@@ -104,10 +100,10 @@ def test_a_mesh_of_some_ranks(ranks):
 @pytest.mark.sizes(2, 4)
 def test_many_meshes_come_and_go(ranks):
     def body(group):
-        for _ in range(300):
+        for number in range(300):
             mesh = init_device_mesh((2, -1), ("a", "b"), group=group)
             assert mesh["a"].all_reduce(np.ones(1))[0] == 2
-            if _ % 2:
+            if number % 2:
                 mesh.close()
 
     ranks(body)

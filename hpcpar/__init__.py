@@ -45,6 +45,8 @@ if _TYPE_CHECKING:
     from .comm import symmetric
     from .comm.node_shared import node_shared
     from .mesh.device_mesh import DeviceMesh, init_device_mesh
+    from .mesh.exchange import plan_exchange
+    from .mesh.placement import Partial, Replicate, Shard
     from .parallel.ddp import DDP
 
 __all__ = [
@@ -52,6 +54,9 @@ __all__ = [
     "DeviceMesh",
     "Group",
     "Message",
+    "Partial",
+    "Replicate",
+    "Shard",
     "Work",
     "__version__",
     "all_gather",
@@ -79,6 +84,7 @@ __all__ = [
     "on_root",
     "optim",
     "permute",
+    "plan_exchange",
     "premul_sum",
     "probe",
     "random",
@@ -103,6 +109,9 @@ __all__ = [
 _ROOMS = {
     "DDP": ".parallel.ddp",
     "DeviceMesh": ".mesh.device_mesh",
+    "Partial": ".mesh.placement",
+    "Replicate": ".mesh.placement",
+    "Shard": ".mesh.placement",
     "checkpoint": ".checkpoint",
     "data": ".data",
     "debug": ".debug",
@@ -112,6 +121,7 @@ _ROOMS = {
     "nn": ".nn",
     "node_shared": ".comm.node_shared",
     "optim": ".optim",
+    "plan_exchange": ".mesh.exchange",
     "random": ".random",
     "symmetric": ".comm.symmetric",
 }

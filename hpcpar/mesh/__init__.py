@@ -7,9 +7,25 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from ..comm.group import Group
+from .costs import Costs
 from .device_mesh import DeviceMesh, init_device_mesh
+from .exchange import Exchange, plan_exchange
+from .layout import Layout
+from .placement import Partial, Replicate, Shard
+from .redistribute import redistribute
 
-__all__ = ["DeviceMesh", "init_device_mesh"]
+__all__ = [
+    "Costs",
+    "DeviceMesh",
+    "Exchange",
+    "Layout",
+    "Partial",
+    "Replicate",
+    "Shard",
+    "init_device_mesh",
+    "plan_exchange",
+    "redistribute",
+]
 
 
 class _Callable(ModuleType):

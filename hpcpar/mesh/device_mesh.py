@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import overload
 
 import numpy as np
@@ -12,6 +13,7 @@ from ..comm.attach import as_group
 from ..comm.group import Group
 from ..comm.world import world
 from ..errors import ArgumentError, MismatchError
+from .costs import Costs, measure_costs
 from .rank_grid import RankGrid, degrees, fill_in
 
 __all__ = ["DeviceMesh", "init_device_mesh"]
@@ -83,6 +85,8 @@ class DeviceMesh:
         Whose ranks these are.
     coordinate : tuple of int or None
         Where this rank is; None: it is not in the mesh.
+    costs : tuple of Costs
+        What moving takes along each axis: assumed, unless `measured`.
 
     Raises
     ------
@@ -100,7 +104,8 @@ class DeviceMesh:
     """
 
     def __init__(self, ranks: object, names: Sequence[str], *, group: Group | None = None) -> None:
-        self._start(RankGrid(ranks, names), as_group(group), {}, [])
+        grid = RankGrid(ranks, names)
+        self._start(grid, as_group(group), {}, [], (Costs(),) * len(grid.names))
         outside = [int(r) for r in self.ranks.flat if r >= self.group.size]
         if outside:
             raise ArgumentError(
@@ -114,14 +119,20 @@ class DeviceMesh:
         group: Group,
         groups: dict[tuple[int, ...], Group],
         made: list[Group],
+        costs: tuple[Costs, ...],
     ) -> None:
-        self._grid, self.group = grid, group
+        self._grid, self.group, self.costs = grid, group, costs
         self._groups, self._made = groups, made  # shared by all views of this mesh
+        self._lines: dict[object, Group] = {}
         self.coordinate = grid.coordinate(group.rank)
 
-    def _view(self, grid: RankGrid) -> DeviceMesh:
+    def _view(self, grid: RankGrid, costs: Sequence[Costs] | None = None) -> DeviceMesh:
+        """Return a view; an axis that this mesh does not have costs what its dearest one does."""
+        if costs is None:
+            own = dict(zip(self.names, self.costs, strict=True))
+            costs = [own.get(name, max(self.costs, key=astuple)) for name in grid.names]
         view = DeviceMesh.__new__(DeviceMesh)
-        view._start(grid, self.group, self._groups, self._made)
+        view._start(grid, self.group, self._groups, self._made, tuple(costs))
         return view
 
     @classmethod
@@ -162,7 +173,7 @@ class DeviceMesh:
             ranks = group.all_gather(ranks[None], sizes="equal")
         mesh = cls.__new__(cls)
         lines = {group.ranks: group for group in groups.values()}
-        mesh._start(_grid_of(ranks, groups), world(), lines, [])
+        mesh._start(_grid_of(ranks, groups), world(), lines, [], (Costs(),) * len(groups))
         return mesh
 
     # -- what it is ------------------------------------------------------------------------
@@ -239,8 +250,59 @@ class DeviceMesh:
         """
         if isinstance(names, tuple):
             return self._view(self._grid.take(names, self._place("mesh[...]")))
-        line = self._grid.take((names,), self._place(f"mesh[{names!r}]"))
-        return self._group_of(tuple(line.ranks.tolist()))
+        return self.along(names)
+
+    def along(self, *names: str) -> Group:
+        """Return the group of the ranks that differ from this one along some axes only.
+
+        Made when it is first asked for, collective over its members. Its ranks are in the order of
+        the axes given, of which the last runs fastest.
+
+        Raises
+        ------
+        ArgumentError
+            No such axis, one twice; this rank is not in the mesh.
+
+        Examples
+        --------
+        >>> from hpcpar.testing import run_ranks
+        >>> def body(group):
+        ...     mesh = init_device_mesh((2, 1, 2), ("dp", "cp", "tp"), group=group)
+        ...     return mesh.along("tp", "dp").ranks
+        >>> run_ranks(4, body)[3]
+        (0, 2, 1, 3)
+        """
+        found = self._lines.get(names)
+        if found is None or found.state == "closed":
+            line = self._grid.take(names, self._place(f"mesh{list(names)}"))
+            found = self._lines[names] = self._group_of(tuple(line.ranks.reshape(-1).tolist()))
+        return found
+
+    def union(self, other: DeviceMesh) -> Group:
+        """Return the group of the ranks of two meshes, in the order of the world.
+
+        Made when it is first asked for, collective over its members.
+
+        Raises
+        ------
+        ArgumentError
+            This rank is in neither of them.
+        """
+        found = self._lines.get(other)
+        if found is None or found.state == "closed":
+            everyone = sorted({*self._globally().ranks.flat, *other._globally().ranks.flat})
+            parent = self.group if set(everyone) <= set(self.group.ranks) else world()
+            line = tuple(parent.ranks.index(rank) for rank in everyone)
+            whole = line == tuple(range(parent.size))
+            found = self._lines[other] = parent if whole else parent.subgroup(line)
+            if found.rank < 0:
+                raise ArgumentError(f"union: this rank is in neither {self} nor {other}.")
+        return found
+
+    def place_of(self, global_rank: int) -> tuple[int, ...] | None:
+        """Return where a rank of the world is, or None if it is not in the mesh. Local."""
+        ranks = self.group.ranks
+        return self._grid.coordinate(ranks.index(global_rank)) if global_rank in ranks else None
 
     def _group_of(self, ranks: tuple[int, ...]) -> Group:
         if ranks == tuple(range(self.group.size)):
@@ -302,6 +364,21 @@ class DeviceMesh:
     def permute(self, *names: str) -> DeviceMesh:
         """Return the mesh with its axes in another order. Local."""
         return self._view(self._grid.permute(names))
+
+    def measured(self) -> DeviceMesh:
+        """Return the mesh with costs that its first rank measured. Collective; 0.1 s an axis.
+
+        Redistributions of arrays on it compare their ways by these.
+        """
+        found = [astuple(measure_costs(self[name])) for name in self.names]
+        told = self.along(*self.names).broadcast(np.array(found))
+        return self._view(self._grid, [Costs(*map(float, row)) for row in told])
+
+    def with_costs(self, *costs: Costs) -> DeviceMesh:
+        """Return the mesh with other costs, one for each axis; the same on all ranks. Local."""
+        if len(costs) != self.ndim:
+            raise ArgumentError(f"with_costs: {len(costs)} costs for the axes of {self}.")
+        return self._view(self._grid, costs)
 
     # -- checks ----------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ import pytest
 
 import hpcpar as hp
 from hpcpar.errors import ArgumentError, MismatchError
-from hpcpar.mesh import DeviceMesh, init_device_mesh
+from hpcpar.mesh import Costs, DeviceMesh, init_device_mesh
 
 
 def digits(group):
@@ -211,3 +211,45 @@ def test_its_names_at_the_face():
     assert len({mesh, hp.mesh((1, -1), ("dp", "tp"))}) == 1
     assert (mesh.ndim, mesh.size, mesh.shape) == (2, 1, (1, 1))
     assert repr(mesh) == "<DeviceMesh dp=1 x tp=1 = 1 ranks, this one at (0, 0)>"
+
+
+@pytest.mark.sizes(4)
+def test_a_group_along_several_axes_and_of_two_meshes(ranks):
+    def body(group):
+        mesh = init_device_mesh((2, 1, 2), ("dp", "cp", "tp"), group=group)
+        assert mesh.along("tp", "dp").ranks == tuple(group.ranks[r] for r in (0, 2, 1, 3))
+        assert mesh.along("dp", "cp", "tp") is group
+        assert mesh.along("cp", "tp") is mesh["tp"]
+        some, others = (DeviceMesh(r, ("a",), group=group) for r in ([0, 1], [3, 1]))
+        assert mesh.union(some) is group
+        if group.rank != 2:
+            both = some.union(others)
+            assert both is others.union(some)
+            assert both.ranks == tuple(group.ranks[r] for r in (0, 1, 3))
+            assert both.all_reduce(digits(group)) == sum(10**r for r in both.ranks)
+        else:
+            with pytest.raises(ArgumentError, match="this rank is in neither"):
+                some.union(others)
+        assert some.place_of(group.ranks[1]) == (1,)
+        assert some.place_of(group.ranks[3]) is some.place_of(10**6) is None
+
+    ranks(body)
+
+
+@pytest.mark.sizes(2, 4)
+def test_costs_are_the_first_ranks_on_all(ranks):
+    def body(group):
+        mesh = init_device_mesh((2, group.size // 2), ("a", "b"), group=group)
+        assert mesh.costs == (Costs(), Costs())
+        measured = mesh.measured()
+        assert measured == mesh
+        told = group.all_gather_object([vars(costs) for costs in measured.costs])
+        assert all(each == told[0] for each in told)
+        assert all(costs.per_byte > 0 for costs in measured.costs)
+        given = mesh.with_costs(Costs(1.0), Costs(2.0))
+        assert given.permute("b", "a").costs == (Costs(2.0), Costs(1.0))
+        assert given.flatten("all").costs == (Costs(2.0),)
+        with pytest.raises(ArgumentError, match="1 costs for the axes"):
+            mesh.with_costs(Costs())
+
+    ranks(body)

@@ -41,9 +41,11 @@ from .comm.work import Work
 from .comm.world import init, rank, shutdown, size, world
 
 if _TYPE_CHECKING:
-    from . import checkpoint, data, debug, mesh, metrics, nn, optim, random
+    from . import checkpoint, data, debug, dtensor, mesh, metrics, nn, optim, random
     from .comm import symmetric
     from .comm.node_shared import node_shared
+    from .dtensor.array import DTensor
+    from .dtensor.factories import distribute
     from .mesh.device_mesh import DeviceMesh, init_device_mesh
     from .mesh.exchange import plan_exchange
     from .mesh.placement import Partial, Replicate, Shard
@@ -51,6 +53,7 @@ if _TYPE_CHECKING:
 
 __all__ = [
     "DDP",
+    "DTensor",
     "DeviceMesh",
     "Group",
     "Message",
@@ -71,6 +74,8 @@ __all__ = [
     "checkpoint",
     "data",
     "debug",
+    "distribute",
+    "dtensor",
     "errors",
     "gather",
     "gather_object",
@@ -108,6 +113,7 @@ __all__ = [
 
 _ROOMS = {
     "DDP": ".parallel.ddp",
+    "DTensor": ".dtensor.array",
     "DeviceMesh": ".mesh.device_mesh",
     "Partial": ".mesh.placement",
     "Replicate": ".mesh.placement",
@@ -115,6 +121,8 @@ _ROOMS = {
     "checkpoint": ".checkpoint",
     "data": ".data",
     "debug": ".debug",
+    "distribute": ".dtensor.factories",
+    "dtensor": ".dtensor",
     "init_device_mesh": ".mesh.device_mesh",
     "mesh": ".mesh",
     "metrics": ".metrics",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -87,6 +87,8 @@ class DeviceMesh:
         Where this rank is; None: it is not in the mesh.
     costs : tuple of Costs
         What moving takes along each axis: assumed, unless `measured`.
+    memo : dict
+        What is known of arrays that lie on it.
 
     Raises
     ------
@@ -124,6 +126,7 @@ class DeviceMesh:
         self._grid, self.group, self.costs = grid, group, costs
         self._groups, self._made = groups, made  # shared by all views of this mesh
         self._lines: dict[object, Group] = {}
+        self.memo: dict[object, Any] = {}
         self.coordinate = grid.coordinate(group.rank)
 
     def _view(self, grid: RankGrid, costs: Sequence[Costs] | None = None) -> DeviceMesh:
@@ -219,7 +222,9 @@ class DeviceMesh:
 
     def __eq__(self, other: object) -> bool:
         """Whether both have the same global ranks at the same places of axes of the same names."""
-        return isinstance(other, DeviceMesh) and self._globally() == other._globally()
+        return self is other or (
+            isinstance(other, DeviceMesh) and self._globally() == other._globally()
+        )
 
     def __hash__(self) -> int:
         return hash(self._globally())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ __all__ = ["Layout", "Placements"]
 
 #: One placement for each mesh axis, or by the names of mesh axes: others replicate.
 Placements = Sequence[Placement] | Mapping[str, Placement] | Placement
+
+_MOST = 4096  # layouts that a mesh remembers; then it forgets all
 
 
 class Layout:
@@ -59,32 +61,44 @@ class Layout:
     (((4, 6), (0, 3)), Layout((8, 3), float32, tp: Shard(0), dp: Shard(0)))
     """
 
-    __slots__ = ("_hash", "dtype", "mesh", "partition", "placements")
+    __slots__ = ("_hash", "dtype", "mesh", "partition")
 
-    def __init__(
-        self,
+    mesh: DeviceMesh
+    partition: Partition
+    dtype: np.dtype[Any]
+    _hash: int
+
+    def __new__(
+        cls,
         mesh: DeviceMesh,
         placements: Placements,
         shape: Sequence[int],
         dtype: npt.DTypeLike,
-    ) -> None:
+    ) -> Self:
+        """Return the layout of placements, which may be there already."""
         chosen, order = _in_order(mesh, placements)
         made = make_partition(mesh.shape, _checked_shape(shape), chosen, order)
-        self._start(mesh, made, as_dtype(dtype))
-
-    def _start(self, mesh: DeviceMesh, partition: Partition, dtype: np.dtype[Any]) -> None:
-        self.mesh, self.partition, self.dtype = mesh, partition, dtype
-        self.placements = _placements(partition)
-        self._hash = hash((mesh, partition, dtype))
+        return cls.of(mesh, made, as_dtype(dtype))
 
     @classmethod
-    def of(cls, mesh: DeviceMesh, partition: Partition, dtype: npt.DTypeLike) -> Layout:
-        """Return the layout of a partition. Local."""
-        if partition.grid != mesh.shape:
-            raise ArgumentError(f"Layout: {partition} is for another mesh than {mesh}.")
-        layout = cls.__new__(cls)
-        layout._start(mesh, partition, as_dtype(dtype))
-        return layout
+    def of(cls, mesh: DeviceMesh, partition: Partition, dtype: np.dtype[Any]) -> Self:
+        """Return the layout of a partition: equal ones of one mesh are one object. Local."""
+        key = partition, dtype
+        found: Self | None = mesh.memo.get(key)
+        if found is None:
+            if partition.grid != mesh.shape:
+                raise ArgumentError(f"Layout: {partition} is for another mesh than {mesh}.")
+            if len(mesh.memo) >= _MOST:
+                mesh.memo.clear()
+            found = mesh.memo[key] = object.__new__(cls)
+            found.mesh, found.partition, found.dtype = mesh, partition, dtype
+            found._hash = hash((mesh, partition, dtype))
+        return found
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """One placement for each mesh axis."""
+        return _placements(self.partition)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -116,7 +130,7 @@ class Layout:
         dtype: npt.DTypeLike | None = None,
     ) -> Layout:
         """Return it with other placements, shape or dtype. Local."""
-        kind = self.dtype if dtype is None else dtype
+        kind = self.dtype if dtype is None else as_dtype(dtype)
         if placements is None and shape is None:
             return Layout.of(self.mesh, self.partition, kind)
         chosen = self.by_name if placements is None else placements
@@ -127,7 +141,8 @@ class Layout:
         """Placements by names of mesh axes, those first that split first."""
         order = [m for split in self.partition.splits for m in split]
         order += [m for m in range(self.mesh.ndim) if m not in order]
-        return {self.mesh.names[m]: self.placements[m] for m in order}
+        placements = self.placements
+        return {self.mesh.names[m]: placements[m] for m in order}
 
     def __eq__(self, other: object) -> bool:
         return self is other or (

@@ -20,7 +20,7 @@ from .layout import Layout
 from .partition import Partition, places
 from .redistribute_plan import Step, moved_axes, plan_steps
 
-__all__ = ["redistribute"]
+__all__ = ["has_traffic", "moving", "redistribute"]
 
 _IDEMPOTENT = ("min", "max", "band", "bor", "mean")  # of equal parts: the part itself
 
@@ -60,13 +60,26 @@ def redistribute(
     ArgumentError
         Another shape or dtype; `max_nbytes` is too small for what must be reduced.
     """
+    calls = moving(x, src, dst, max_nbytes=max_nbytes)
+    return run_chained("redistribute", calls, timeout=timeout, async_op=async_op)
+
+
+def moving(x: Array | None, src: Layout, dst: Layout, *, max_nbytes: int | None = None) -> Calls:
+    """Return the calls of a redistribution, for a chain of more."""
     if (src.shape, src.dtype) != (dst.shape, dst.dtype):
         raise ArgumentError(
             f"redistribute: {src} and {dst} must have one shape and dtype {src.mesh.group.here()}."
         )
     most = elements(max_nbytes, src.dtype)
-    calls = _within(x, src, dst, most) if src.mesh == dst.mesh else _across(x, src, dst, most)
-    return run_chained("redistribute", calls, timeout=timeout, async_op=async_op)
+    return _within(x, src, dst, most) if src.mesh == dst.mesh else _across(x, src, dst, most)
+
+
+def has_traffic(src: Layout, dst: Layout) -> bool:
+    """Whether ranks must talk to each other to get from one layout to the other. Local."""
+    if src.mesh != dst.mesh:
+        return True
+    steps = plan_steps(src.partition, dst.partition, src.dtype.itemsize, src.mesh.costs)
+    return any(step.kind not in ("slice", "fill") for step in steps)
 
 
 def _within(x: Array | None, src: Layout, dst: Layout, most: int | None) -> Calls:

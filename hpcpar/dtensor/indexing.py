@@ -1,0 +1,166 @@
+"""Reading and writing parts of distributed arrays: basic indices and masks."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from .._arrays import Array
+from ..comm.reductions import neutral
+from ..errors import ArgumentError, UnsupportedError
+from ..mesh.partition import Partition, cuts_of
+from .base import Distributed, relaid
+from .elementwise import arguments, target_of
+from .views import Key, View, as_basic, view_of
+
+__all__ = ["get", "put"]
+
+
+def get(x: Distributed, index: Any) -> Any:
+    """Return ``x[index]``: a view for a basic index, without traffic; a copy for a mask."""
+    key = as_basic(index, x.ndim)
+    if key is not None:
+        return _seen(x, _view(x, key))
+    if _is_mask(index, x):
+        return _chosen(x, index)
+    raise _no_rule(index)
+
+
+def put(x: Distributed, index: Any, value: Any) -> None:
+    """Do ``x[index] = value``. Local unless the value lies elsewhere."""
+    key = as_basic(index, x.ndim)
+    if key is not None:
+        _write(x, _view(x, key), value)
+    elif _is_mask(index, x):
+        _write_chosen(x, index, value)
+    else:
+        raise _no_rule(index)
+
+
+def _no_rule(index: Any) -> UnsupportedError:
+    return UnsupportedError(
+        f"index {index!r}: integers, slices, None, ... and masks of the array's shape that lie on "
+        "its mesh can be used."
+    )
+
+
+# -- views -----------------------------------------------------------------------------------------
+
+
+def _view(x: Distributed, key: Key) -> View:
+    layout = x.layout
+    place = layout.mesh.coordinate
+    if place is None:
+        raise UnsupportedError(f"an index: this rank is not in {layout.mesh}.")
+    # The largest of numbers and nothing keeps the sign of zero; complex ones have only sums.
+    return view_of(layout.partition, place, key, "sum" if layout.dtype.kind == "c" else "max")
+
+
+def _seen(x: Distributed, view: View) -> Distributed:
+    made = type(x).__new__(type(x))
+    made.layout = relaid(x.layout, view.partition)
+    if view.at is not None:
+        made._local = x._local[view.at]
+        return made
+    shape = made.layout.local_shape or ()
+    made._local = np.empty(shape, x.dtype)
+    if not shape:
+        partial = set(view.partition.partial) - set(x.layout.partition.partial)
+        made._local[...] = neutral(next(iter(partial))[1], x.dtype)
+    return made
+
+
+def _write(x: Distributed, view: View, value: Any) -> None:
+    if x.layout.partition.partial:
+        raise UnsupportedError(f"writing to {x.layout}: it is not reduced. Redistribute it first.")
+    if type(value) not in _NUMBERS:
+        (given, _), _ = arguments((value, x), "setitem")
+        if isinstance(given, Distributed):
+            value = given.moved_to(_like(given, view.partition), "setitem")
+    if view.at is not None:
+        x._local[view.at] = value
+
+
+_NUMBERS = {int, float, bool, complex}
+
+
+def _like(value: Distributed, goal: Partition) -> Partition:
+    """Return how a value must lie that is written to what lies so; without axes, everywhere."""
+    if goal.shape == ():
+        goal = Partition(goal.grid, (), (), (), ())
+    beside = goal.shape[len(goal.shape) - value.ndim :]
+    pairs = zip(value.shape, beside, strict=False)
+    if value.ndim > len(goal.shape) or any(n not in (1, there) for n, there in pairs):
+        raise ArgumentError(f"setitem: shape {value.shape} does not fit into {goal.shape}.")
+    return target_of(value.layout.partition, goal)
+
+
+# -- masks -----------------------------------------------------------------------------------------
+
+
+def _is_mask(index: Any, x: Distributed) -> bool:
+    """Whether it chooses along the first axes."""
+    is_array = isinstance(index, Distributed | np.ndarray)
+    return is_array and index.dtype == bool and 0 < index.ndim <= x.ndim
+
+
+def _mask_of(x: Distributed, mask: Any, partition: Partition) -> Array:
+    """Return the mask's part beside that of an array that lies so."""
+    (given, _), _ = arguments((mask, x), "mask")
+    k = given.ndim
+    if given.shape != partition.shape[:k]:
+        raise IndexError(f"a mask of shape {given.shape} for the first axes of shape {x.shape}")
+    local: Array = given.moved_to(
+        Partition(partition.grid, given.shape, partition.splits[:k], partition.cuts[:k], ()), "mask"
+    )
+    return local
+
+
+def _write_chosen(x: Distributed, mask: Any, value: Any) -> None:
+    partition = x.layout.partition
+    if partition.partial:
+        raise UnsupportedError(f"writing to {x.layout}: it is not reduced. Redistribute it first.")
+    if type(value) not in _NUMBERS and np.ndim(value):
+        raise UnsupportedError(
+            "setitem: a mask takes one number; use hp.where(mask, values, x) for an array."
+        )
+    x._local[_mask_of(x, mask, partition)] = value
+
+
+def _chosen(x: Distributed, mask: Any) -> Distributed:
+    """Return what a mask chooses, in the order of the whole array: lengths are exchanged."""
+    rows = _by_rows(x.layout.partition, mask.ndim)
+    local = x.moved_to(rows, "mask")[_mask_of(x, mask, rows)]
+    split = rows.splits[0]
+    lengths = (len(local),)
+    if split:
+        group = x.mesh.along(*(x.mesh.names[m] for m in split))
+        lengths = tuple(group.all_gather(len(local)).tolist())
+    cuts = tuple(accumulate(lengths, initial=0))
+    rest = slice(mask.ndim, None)
+    partition = Partition(
+        rows.grid,
+        (cuts[-1], *rows.shape[rest]),
+        (split, *rows.splits[rest]),
+        (cuts, *rows.cuts[rest]),
+        (),
+    )
+    return type(x).wrap(local, relaid(x.layout, partition))
+
+
+def _by_rows(held: Partition, num_axes: int) -> Partition:
+    """Return the partition whose first axes are split along the very first only, rising."""
+    if held.rises(0) and not any(held.splits[1:num_axes]):
+        return Partition(held.grid, held.shape, held.splits, held.cuts, ())
+    split = tuple(m for each in held.splits[:num_axes] for m in each)
+    first = cuts_of(held.shape[0], [(held.grid[m], None) for m in split])
+    whole = tuple((0, n) for n in held.shape[1:num_axes])
+    return Partition(
+        held.grid,
+        held.shape,
+        (split, *((),) * (num_axes - 1), *held.splits[num_axes:]),
+        (first, *whole, *held.cuts[num_axes:]),
+        (),
+    )

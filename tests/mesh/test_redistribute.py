@@ -32,7 +32,7 @@ def check_case(group, seed):
     mesh = init_device_mesh(grid, NAMES[: len(grid)], group=group)
     x = arrays.local_part(parts, src, mesh.coordinate)
     before = x.copy()
-    ends = (Layout.of(mesh, p, dtype) for p in (src, dst))
+    ends = (Layout.of(mesh, p, np.dtype(dtype)) for p in (src, dst))
     most = None if seed % 3 else 4096
     y = redistribute(x, *ends, max_nbytes=most)
     assert np.array_equal(x, before)
@@ -84,7 +84,7 @@ def check_meshes(group, seed):
         chosen = rng.permutation(group.size)[:size].reshape(grid)
         mesh = DeviceMesh(chosen, NAMES[: len(grid)], group=group)
         made = arrays.draw_partition(rng, grid, shape, ("sum", "max", "prod"))
-        layouts.append(Layout.of(mesh, made, "float64"))
+        layouts.append(Layout.of(mesh, made, np.dtype("float64")))
     src, dst = layouts
     parts, whole = arrays.contributions(rng, src.partition, "float64")
     place = src.mesh.coordinate

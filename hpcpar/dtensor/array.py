@@ -17,9 +17,12 @@ __all__ = ["DTensor"]
 
 def _binary(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
     def method(self: DTensor, other: Any) -> Any:
-        layout = self.layout
-        if type(other) is DTensor and other.layout is layout and not layout.partition.partial:
-            return DTensor.wrap(ufunc(self._local, other._local), layout)
+        layout, kind = self.layout, type(other)
+        if not layout.partition.partial:  # the common cases at once
+            if kind is DTensor and other.layout is layout:
+                return DTensor.wrap(ufunc(self._local, other._local), layout)
+            if kind is float or kind is int:
+                return DTensor.wrap(ufunc(self._local, other), layout)
         return elementwise.apply(ufunc, (self, other)) if _fits(other) else NotImplemented
 
     return method
@@ -34,6 +37,14 @@ def _reflected(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
 
 def _in_place(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
     def method(self: DTensor, other: Any) -> Any:
+        layout, kind = self.layout, type(other)
+        if not layout.partition.partial:
+            if kind is DTensor and other.layout is layout:
+                ufunc(self._local, other._local, self._local)
+                return self
+            if kind is float or kind is int:
+                ufunc(self._local, other, self._local)
+                return self
         return elementwise.apply(ufunc, (self, other), out=(self,))
 
     return method
@@ -50,6 +61,33 @@ def _operators(
     ufunc: np.ufunc,
 ) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
     return _binary(ufunc), _reflected(ufunc), _in_place(ufunc)
+
+
+def _at_once(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> DTensor | None:
+    """Run a ufunc of arrays that lie alike, and of numbers; None for what is less common."""
+    layout, locals_ = None, []
+    for x in inputs:
+        kind = type(x)
+        if kind is DTensor:
+            if layout is None:
+                layout = x.layout
+            elif x.layout is not layout:
+                return None
+            locals_.append(x._local)
+        elif kind is float or kind is int:
+            locals_.append(x)
+        else:
+            return None
+    if layout is None or layout.partition.partial or ufunc.nout > 1:
+        return None
+    return DTensor.wrap(ufunc(*locals_), layout)
+
+
+def _general(ufunc: np.ufunc) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def method(self: DTensor, other: Any) -> Any:
+        return elementwise.apply(ufunc, (self, other)) if _fits(other) else NotImplemented
+
+    return method, _reflected(ufunc)
 
 
 def _fits(other: Any) -> bool:
@@ -97,14 +135,10 @@ class DTensor(Distributed):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """Run a ufunc on the parts."""
-        if method == "__call__" and not options and len(inputs) == 2:
-            a, b = inputs
-            if type(a) is type(b) is DTensor and a.layout is b.layout:
-                layout = a.layout
-                if not layout.partition.partial and ufunc.signature is None:
-                    result = ufunc(a._local, b._local)
-                    if type(result) is not tuple:
-                        return DTensor.wrap(result, layout)
+        if method == "__call__" and not options and ufunc.signature is None:
+            result = _at_once(ufunc, inputs)
+            if result is not None:
+                return result
         return dispatch.ufunc(ufunc, method, inputs, options)
 
     def __array_function__(
@@ -190,7 +224,7 @@ class DTensor(Distributed):
     __xor__, __rxor__, __ixor__ = _operators(np.bitwise_xor)
     __lshift__, __rlshift__, __ilshift__ = _operators(np.left_shift)
     __rshift__, __rrshift__, __irshift__ = _operators(np.right_shift)
-    __divmod__, __rdivmod__, _ = _operators(np.divmod)
+    __divmod__, __rdivmod__ = _general(np.divmod)
     __lt__, __le__ = _binary(np.less), _binary(np.less_equal)
     __gt__, __ge__ = _binary(np.greater), _binary(np.greater_equal)
     __eq__, __ne__ = _binary(np.equal), _binary(np.not_equal)

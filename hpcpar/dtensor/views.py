@@ -6,7 +6,6 @@ import math
 import operator
 from functools import lru_cache
 from itertools import pairwise
-from types import EllipsisType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -39,40 +38,51 @@ def as_basic(index: Any, ndim: int) -> Key | None:
     >>> as_basic((0, ..., slice(None, 2)), 3)
     (0, (None, None, None), (None, 2, None))
     """
-    entries = index if isinstance(index, tuple) else (index,)
-    if type(index) is int:
-        return (index,) + _ALL * (ndim - 1) if ndim else _too_many(1, 0)
+    if type(index) is int and ndim:
+        return (index,) + _ALL * (ndim - 1)
     found: list[Any] = []
-    ellipsis = -1
-    for entry in entries:
-        if isinstance(entry, slice):
-            found.append(tuple(map(_bound, (entry.start, entry.stop, entry.step))))
+    at = made = -1
+    for entry in index if isinstance(index, tuple) else (index,):
+        kind = type(entry)
+        if kind is slice:
+            found.append(_ends(entry))
+        elif kind is int:
+            found.append(entry)
         elif entry is None:
             found.append(None)
-        elif isinstance(entry, EllipsisType):
-            if ellipsis >= 0:
+            made += 1
+        elif entry is ...:
+            if at >= 0:
                 raise IndexError("an index can only have a single ellipsis ('...')")
-            ellipsis = len(found)
-        elif isinstance(entry, int | np.integer) and not isinstance(entry, bool):
+            at = len(found)
+        elif isinstance(entry, np.integer):
             found.append(int(entry))
         else:
             return None
-    missing = ndim - sum(entry is not None for entry in found)
+    missing = ndim - len(found) + made + 1
     if missing < 0:
-        _too_many(ndim - missing, ndim)
-    at = len(found) if ellipsis < 0 else ellipsis
-    return (*found[:at], *_ALL * missing, *found[at:])
+        raise IndexError(f"too many indices: {ndim - missing} for an array of {ndim} axes")
+    if missing or at >= 0:
+        at = len(found) if at < 0 else at
+        return (*found[:at], *_ALL * missing, *found[at:])
+    return tuple(found)
 
 
 _ALL: Key = ((None, None, None),)
 
 
-def _bound(value: Any) -> int | None:
-    return None if value is None else operator.index(value)
+def _ends(entry: slice) -> tuple[int | None, int | None, int | None]:
+    start, stop, step = entry.start, entry.stop, entry.step
+    if not ({type(start), type(stop), type(step)} <= _PLAIN):  # 1.0 equals 1, and is none
+        return _bound(start), _bound(stop), _bound(step)
+    return start, stop, step
 
 
-def _too_many(given: int, ndim: int) -> Any:
-    raise IndexError(f"too many indices: {given} for an array of {ndim} axes")
+def _bound(n: Any) -> int | None:
+    return None if n is None else operator.index(n)
+
+
+_PLAIN = {int, type(None)}
 
 
 @lru_cache(8192)

@@ -133,7 +133,7 @@ def test_a_rank_outside_the_mesh_has_a_handle(ranks):
         if group.rank != 1:
             assert x.shards() == []
             with pytest.raises(UnsupportedError, match="this rank is not in"):
-                x * 2
+                np.clip(x, 0, 1)
             with pytest.raises(UnsupportedError, match="this rank is not in"):
                 x[0]
 

@@ -60,6 +60,10 @@ def check_one(group, rng):
     with np.errstate(all="ignore"):
         for ufunc in UNARY:
             same(ufunc(x), ufunc(a), 1e-6)
+        for part, right in zip(divmod(x, 3), divmod(a, 3), strict=True):
+            same(part, right)
+        for part, right in zip(divmod(7, x + 10), divmod(7, a + 10), strict=True):
+            same(part, right)
         for pair in (np.modf, np.frexp):
             for part, right in zip(pair(x), pair(a), strict=True):
                 same(part, right, 1e-6)

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from ..errors import ArgumentError, UnsupportedError
-from . import dispatch, elementwise, functions, indexing, reductions
+from . import contraction, dispatch, elementwise, functions, indexing, reductions
 from .base import Distributed, replicated
 
 __all__ = ["DTensor"]
@@ -230,6 +230,16 @@ class DTensor(Distributed):
     __eq__, __ne__ = _binary(np.equal), _binary(np.not_equal)
     __neg__, __pos__ = _unary(np.negative), _unary(np.positive)
     __abs__, __invert__ = _unary(np.absolute), _unary(np.invert)
+
+    def __matmul__(self, other: Any) -> Any:
+        return contraction.matmul(self, other) if _fits(other) else NotImplemented
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return contraction.matmul(other, self) if _fits(other) else NotImplemented
+
+    def dot(self, other: Any) -> Any:
+        """Return the sum of products over the last axis of this and the last but one of that."""
+        return dispatch.call(np.dot, (self, other), {})
 
     # -- methods -----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UnsupportedError
-from . import elementwise, reductions
+from . import contraction, elementwise, reductions
 from .base import Distributed
 from .dispatch import register_rule
 
@@ -217,6 +217,34 @@ def _arg(name: str) -> Callable[..., Any]:
 register_rule(np.argmax)(_arg("argmax"))
 register_rule(np.argmin)(_arg("argmin"))
 register_rule(np.linalg.norm)(reductions.norm)
+
+
+# -- sums of products ------------------------------------------------------------------------------
+
+
+register_rule(np.matmul)(contraction.matmul)
+register_rule(np.tensordot)(contraction.tensordot)
+register_rule(np.einsum)(contraction.einsum)
+
+
+@register_rule(np.dot)
+def _dot(a: Any, b: Any, out: Any = None) -> Any:
+    _no("dot", out=out)
+    if not np.ndim(a) * np.ndim(b):
+        return elementwise.apply(np.multiply, (a, b))
+    return contraction.tensordot(a, b, ([-1], [-2 if np.ndim(b) > 1 else 0]))
+
+
+@register_rule(np.inner)
+def _inner(a: Any, b: Any) -> Any:
+    if not np.ndim(a) * np.ndim(b):
+        return elementwise.apply(np.multiply, (a, b))
+    return contraction.tensordot(a, b, ([-1], [-1]))
+
+
+@register_rule(np.outer)
+def _outer(a: Distributed, b: Distributed) -> Any:
+    return contraction.einsum("i,j->ij", a, b)
 
 
 # -- what is known without data -------------------------------------------------------------------

@@ -14,7 +14,7 @@ from .boxes import Box, count, intersect
 from .costs import Costs
 from .partition import Partition, commute, cuts_of, places
 
-__all__ = ["Step", "moved_axes", "plan_steps"]
+__all__ = ["Step", "moved_axes", "plan_steps", "seconds_of"]
 
 
 class Step(NamedTuple):
@@ -31,7 +31,6 @@ class Step(NamedTuple):
     dst: Partition
 
 
-@lru_cache(4096)
 def plan_steps(
     src: Partition, dst: Partition, itemsize: int, costs: tuple[Costs, ...]
 ) -> tuple[Step, ...]:
@@ -57,6 +56,19 @@ def plan_steps(
     >>> kinds([Partial(), Replicate()], [Shard(0), Shard(1)])
     ['slice', 'reduce_scatter']
     """
+    return _shortest(src, dst, itemsize, costs)[0]
+
+
+def seconds_of(src: Partition, dst: Partition, itemsize: int, costs: tuple[Costs, ...]) -> float:
+    """Return how long the cheapest steps take, by the costs of the mesh axes."""
+    return _shortest(src, dst, itemsize, costs)[1]
+
+
+@lru_cache(4096)
+def _shortest(
+    src: Partition, dst: Partition, itemsize: int, costs: tuple[Costs, ...]
+) -> tuple[tuple[Step, ...], float]:
+    """Return the cheapest steps and their seconds: Dijkstra's search."""
     search = _Search(src, dst, itemsize, costs)
     best: dict[Partition, float] = {src: 0.0}
     came: dict[Partition, Step] = {}
@@ -65,7 +77,7 @@ def plan_steps(
     while heap:
         spent, _, here = heapq.heappop(heap)
         if here == dst:
-            return _back(came, src, dst)
+            return _back(came, src, dst), spent
         if spent > best[here]:
             continue
         for step, seconds in search.steps(here):

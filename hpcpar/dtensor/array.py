@@ -9,7 +9,17 @@ from typing import Any, Self
 import numpy as np
 
 from ..errors import ArgumentError, UnsupportedError
-from . import contraction, dispatch, elementwise, functions, indexing, reductions
+from . import (
+    contraction,
+    dispatch,
+    elementwise,
+    functions,
+    indexing,
+    reductions,
+    scans,
+    shape_functions,
+    shapes,
+)
 from .base import Distributed, replicated
 
 __all__ = ["DTensor"]
@@ -264,6 +274,43 @@ class DTensor(Distributed):
         """Return it with another dtype. Local, unless it is Partial and the cast is no widening."""
         made: Self = functions.astype(self, dtype, casting=casting, copy=copy)
         return made
+
+    @property
+    def T(self) -> Self:  # noqa: N802 - NumPy's name
+        """The axes in reverse order: a view."""
+        return shapes.transpose(self)
+
+    def transpose(self, *axes: Any) -> Self:
+        """Return it with its axes in another order: a view. Local."""
+        given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        return shapes.transpose(self, given or None)
+
+    def swapaxes(self, axis1: int, axis2: int) -> Self:
+        """Return it with two axes exchanged: a view. Local."""
+        made: Self = dispatch.call(np.swapaxes, (self, axis1, axis2), {})
+        return made
+
+    def squeeze(self, axis: Any = None) -> Self:
+        """Return it without axes of one element. Local."""
+        made: Self = shape_functions.squeeze(self, axis)
+        return made
+
+    def reshape(self, *shape: Any) -> Self:
+        """Return it in another shape. Local where sharded axes can stay where they are."""
+        given = shape[0] if len(shape) == 1 else shape
+        return shapes.reshape(self, given)
+
+    def ravel(self) -> Self:
+        """Return it as one axis, in C order."""
+        return shapes.reshape(self, (-1,))
+
+    def cumsum(self, axis: int | None = None, dtype: Any = None) -> Self:
+        """Return running sums. Collective where the axis is sharded."""
+        return scans.accumulate("sum", self, axis, dtype)
+
+    def cumprod(self, axis: int | None = None, dtype: Any = None) -> Self:
+        """Return running products. Collective where the axis is sharded."""
+        return scans.accumulate("prod", self, axis, dtype)
 
     def copy(self) -> Self:
         """Return it with memory of its own. Local."""

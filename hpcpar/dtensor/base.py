@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -17,9 +16,10 @@ from ..mesh.layout import Layout, Placements
 from ..mesh.partition import Partition
 from ..mesh.placement import Placement
 from ..mesh.redistribute import has_traffic, moving, redistribute
+from .forms import unreduced, whole
 from .modes import note_move
 
-__all__ = ["D", "Distributed", "relaid", "replicated", "typed", "unreduced", "whole"]
+__all__ = ["D", "Distributed", "relaid", "replicated", "typed"]
 
 
 def typed(layout: Layout, dtype: np.dtype[Any]) -> Layout:
@@ -35,12 +35,6 @@ def relaid(layout: Layout, partition: Partition) -> Layout:
 def replicated(layout: Layout) -> Layout:
     """Return the layout in which every rank holds all. Local."""
     return relaid(layout, whole(layout.partition.grid, layout.partition.shape))
-
-
-@lru_cache(4096)
-def whole(grid: tuple[int, ...], shape: tuple[int, ...]) -> Partition:
-    """Return the partition in which every place holds all. Pure."""
-    return Partition(grid, shape, ((),) * len(shape), tuple((0, n) for n in shape), ())
 
 
 class Distributed:
@@ -223,13 +217,6 @@ class Distributed:
         """Return a plain array as one that is the same on every rank of the mesh. Local."""
         partition = whole(self.mesh.shape, plain.shape)
         return type(self)(plain, Layout.of(self.mesh, partition, plain.dtype))
-
-
-def unreduced(held: Partition, partial: tuple[tuple[int, str], ...]) -> Partition:
-    """Return the partition with other mesh axes unreduced. Pure."""
-    if partial == held.partial:
-        return held
-    return Partition(held.grid, held.shape, held.splits, held.cuts, partial)
 
 
 #: A kind of distributed array, which operations return as they got it.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UnsupportedError
-from . import elementwise, reductions
+from . import elementwise, reductions, scans
 from .base import Distributed, replicated
 from .modes import current
 
@@ -16,7 +16,7 @@ __all__ = ["RULES", "call", "register_rule", "ufunc"]
 
 #: What answers for NumPy's functions; ufuncs without a signature need no rule.
 RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
-_REDUCTIONS = {
+_REDUCTIONS: dict[Any, str] = {
     np.add: "sum",
     np.multiply: "prod",
     np.maximum: "max",
@@ -71,10 +71,13 @@ def ufunc(
     out = rest.pop("out", None)
     if method == "__call__" and function.signature is None:
         return _elementwise(function, inputs, out, rest)
-    if method == "reduce" and function in _REDUCTIONS and out is None:
-        axis = rest.pop("axis", 0)
-        if set(rest) <= {"keepdims", "dtype"} and isinstance(inputs[0], Distributed):
-            return reductions.simple(_REDUCTIONS[function], inputs[0], axis, **rest)
+    op = _REDUCTIONS.get(function)
+    if op is not None and out is None and isinstance(inputs[0], Distributed):
+        given = {"axis": 0, **rest}
+        if method == "reduce" and set(given) <= {"axis", "keepdims", "dtype"}:
+            return reductions.simple(op, inputs[0], given.pop("axis"), **given)
+        if method == "accumulate" and op in scans.JOINS and set(given) <= {"axis", "dtype"}:
+            return scans.accumulate(op, inputs[0], **given)
     if method == "__call__" and function in RULES and out is None:
         return RULES[function](*inputs, **rest)
     name = function.__name__ if method == "__call__" else f"{function.__name__}.{method}"

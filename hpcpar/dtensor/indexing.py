@@ -10,9 +10,10 @@ import numpy as np
 from .._arrays import Array
 from ..comm.reductions import neutral
 from ..errors import ArgumentError, UnsupportedError
-from ..mesh.partition import Partition, cuts_of
+from ..mesh.partition import Partition
 from .base import Distributed, relaid
 from .elementwise import arguments, target_of
+from .forms import by_rows
 from .views import Key, View, as_basic, view_of
 
 __all__ = ["get", "put"]
@@ -131,7 +132,7 @@ def _write_chosen(x: Distributed, mask: Any, value: Any) -> None:
 
 def _chosen(x: Distributed, mask: Any) -> Distributed:
     """Return what a mask chooses, in the order of the whole array: lengths are exchanged."""
-    rows = _by_rows(x.layout.partition, mask.ndim)
+    rows = by_rows(x.layout.partition, mask.ndim)
     local = x.moved_to(rows, "mask")[_mask_of(x, mask, rows)]
     split = rows.splits[0]
     lengths = (len(local),)
@@ -148,19 +149,3 @@ def _chosen(x: Distributed, mask: Any) -> Distributed:
         (),
     )
     return type(x).wrap(local, relaid(x.layout, partition))
-
-
-def _by_rows(held: Partition, num_axes: int) -> Partition:
-    """Return the partition whose first axes are split along the very first only, rising."""
-    if held.rises(0) and not any(held.splits[1:num_axes]):
-        return Partition(held.grid, held.shape, held.splits, held.cuts, ())
-    split = tuple(m for each in held.splits[:num_axes] for m in each)
-    first = cuts_of(held.shape[0], [(held.grid[m], None) for m in split])
-    whole = tuple((0, n) for n in held.shape[1:num_axes])
-    return Partition(
-        held.grid,
-        held.shape,
-        (split, *((),) * (num_axes - 1), *held.splits[num_axes:]),
-        (first, *whole, *held.cuts[num_axes:]),
-        (),
-    )

@@ -15,10 +15,12 @@ from ..comm.reductions import neutral
 from ..errors import ArgumentError
 from ..mesh.partition import Cuts, Partition
 from . import elementwise
-from .base import D, relaid, unreduced
+from .base import D, relaid
+from .forms import unreduced
 
 __all__ = [
     "arg",
+    "axes_of",
     "log_softmax",
     "logsumexp",
     "mean",
@@ -27,6 +29,7 @@ __all__ = [
     "softmax",
     "std",
     "var",
+    "without",
 ]
 
 Axis: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | None
@@ -303,10 +306,10 @@ def logsumexp(x: D, axis: Axis = None, *, keepdims: bool = False) -> D:
     axes = axes_of(axis, x.ndim, "logsumexp")
     _, top, total = _with_top_and_total(x, axes, "logsumexp")
     made: D = elementwise.apply(_log_plus, (total, top), name="logsumexp")
-    return made if keepdims else _without(made, axes)
+    return made if keepdims else without(made, axes)
 
 
-def _without(x: D, axes: tuple[int, ...]) -> D:
+def without(x: D, axes: tuple[int, ...]) -> D:
     """Return it without axes of one element."""
     partition = _reduced(x.layout.partition, axes, False, None)
     return type(x).wrap(x.to_local().squeeze(axes), relaid(x.layout, partition))

@@ -48,6 +48,11 @@ class TestOurs(TestDistBackend, DistributedTest._DistTestBase):
         distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.clear()
         super()._run(*args, **kwargs)
 
+    def test_ddp_logging_data_cpu(self):
+        """Compare the name that DDP's logger was told with the true one."""
+        dist.get_backend = _get_backend
+        super().test_ddp_logging_data_cpu()
+
 
 if __name__ == "__main__":
     run_tests()

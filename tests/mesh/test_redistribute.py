@@ -58,10 +58,10 @@ def test_any_pair_of_layouts(ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.sizes(1, 2, 3, 4, 6, 8)
+@pytest.mark.sizes(2, 3, 4, 6, 8)
 def test_any_pair_of_layouts_many(ranks):
     def body(group):
-        for seed in range(1000, 4000):
+        for seed in range(1000, 1600):
             try:
                 check_case(group, seed)
             except Exception as error:

@@ -15,10 +15,13 @@ from . import (
     elementwise,
     functions,
     indexing,
+    order_functions,  # noqa: F401 - its rules
     reductions,
     scans,
     shape_functions,
     shapes,
+    sorting,
+    taking,
 )
 from .base import Distributed, replicated
 
@@ -207,6 +210,8 @@ class DTensor(Distributed):
     # -- parts -------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, Distributed) and index.dtype.kind in "iu":
+            return taking.take(self, index, 0)
         return indexing.get(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -311,6 +316,18 @@ class DTensor(Distributed):
     def cumprod(self, axis: int | None = None, dtype: Any = None) -> Self:
         """Return running products. Collective where the axis is sharded."""
         return scans.accumulate("prod", self, axis, dtype)
+
+    def argsort(self, axis: int | None = -1) -> Self:
+        """Return the numbers of the elements in sorted order. Collective if sharded."""
+        return sorting.argsort(self, axis)
+
+    def nonzero(self) -> tuple[Self, ...]:
+        """Return the places of what is not zero. Collective where it is sharded."""
+        return sorting.nonzero(self)
+
+    def take(self, indices: Any, axis: int | None = None) -> Self:
+        """Return the elements with some numbers along an axis. Collective where it is sharded."""
+        return taking.take(self, indices, axis)
 
     def copy(self) -> Self:
         """Return it with memory of its own. Local."""

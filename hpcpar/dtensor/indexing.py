@@ -10,13 +10,13 @@ import numpy as np
 from .._arrays import Array
 from ..comm.reductions import neutral
 from ..errors import ArgumentError, UnsupportedError
-from ..mesh.partition import Partition
-from .base import Distributed, relaid
+from ..mesh.partition import Cuts, Partition
+from .base import D, Distributed, relaid
 from .elementwise import arguments, target_of
 from .forms import by_rows
 from .views import Key, View, as_basic, view_of
 
-__all__ = ["get", "put"]
+__all__ = ["get", "joined", "put"]
 
 
 def get(x: Distributed, index: Any) -> Any:
@@ -42,8 +42,8 @@ def put(x: Distributed, index: Any, value: Any) -> None:
 
 def _no_rule(index: Any) -> UnsupportedError:
     return UnsupportedError(
-        f"index {index!r}: integers, slices, None, ... and masks of the array's shape that lie on "
-        "its mesh can be used."
+        f"index {index!r}: integers, slices, None, ..., and distributed masks or numbers along the "
+        "first axes can be used."
     )
 
 
@@ -134,18 +134,37 @@ def _chosen(x: Distributed, mask: Any) -> Distributed:
     """Return what a mask chooses, in the order of the whole array: lengths are exchanged."""
     rows = by_rows(x.layout.partition, mask.ndim)
     local = x.moved_to(rows, "mask")[_mask_of(x, mask, rows)]
-    split = rows.splits[0]
-    lengths = (len(local),)
+    rest = slice(mask.ndim, None)
+    return joined(x, local, rows.splits[0], rows.splits[rest], rows.cuts[rest])
+
+
+def joined(
+    x: D,
+    local: Array,
+    split: tuple[int, ...],
+    splits: tuple[tuple[int, ...], ...] = (),
+    cuts: tuple[Cuts, ...] = (),
+) -> D:
+    """Return parts of any lengths as an array split along its first axis.
+
+    Collective over the ranks along the mesh axes of `split`: lengths are exchanged.
+
+    Parameters
+    ----------
+    x
+        An array of the mesh.
+    local
+        This rank's part.
+    split
+        Mesh axes that split the first axis, the slowest first.
+    splits, cuts
+        Of the other axes.
+    """
+    lengths: tuple[int, ...] = (len(local),)
     if split:
         group = x.mesh.along(*(x.mesh.names[m] for m in split))
         lengths = tuple(group.all_gather(len(local)).tolist())
-    cuts = tuple(accumulate(lengths, initial=0))
-    rest = slice(mask.ndim, None)
-    partition = Partition(
-        rows.grid,
-        (cuts[-1], *rows.shape[rest]),
-        (split, *rows.splits[rest]),
-        (cuts, *rows.cuts[rest]),
-        (),
-    )
+    first = tuple(accumulate(lengths, initial=0))
+    inner = tuple(max(each) for each in cuts)
+    partition = Partition(x.mesh.shape, (first[-1], *inner), (split, *splits), (first, *cuts), ())
     return type(x).wrap(local, relaid(x.layout, partition))

@@ -15,7 +15,7 @@ from .base import D, relaid
 from .forms import unreduced
 from .shapes import reshape
 
-__all__ = ["JOINS", "accumulate"]
+__all__ = ["JOINS", "accumulate", "rising"]
 
 #: How what came before is joined to a part, and the reduction that joins parts.
 JOINS: dict[str, tuple[np.ufunc, Callable[..., Any] | None]] = {
@@ -41,7 +41,7 @@ def accumulate(op: str, x: D, axis: int | None = None, dtype: npt.DTypeLike | No
     if axis is None:
         x, axis = reshape(x, (-1,)), 0
     along = check_axis(axis, x.ndim, f"cumulative {op}")
-    partition = _rising(x.layout.partition, along)
+    partition = rising(x.layout.partition, along)
     local = x.moved_to(partition, f"cumulative {op}")
     join, function = JOINS[op]
     if function is None:
@@ -67,7 +67,7 @@ def _after_others(
     return join(before, made, out=made)
 
 
-def _rising(held: Partition, axis: int) -> Partition:
+def rising(held: Partition, axis: int) -> Partition:
     """Return the partition with parts along an axis in the order of their ranks. Pure."""
     if held.rises(axis):
         return unreduced(held, ())

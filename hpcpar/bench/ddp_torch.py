@@ -17,7 +17,7 @@ from ..interop.torch import attach, params_of
 from ..parallel import DDP
 from .steps import by_turns
 
-__all__ = ["compare", "make_model"]
+__all__ = ["compare", "make_model", "start_gloo"]
 
 _TOKENS, _HIDDEN = 64, 512
 
@@ -50,7 +50,7 @@ def compare(
         Parameters, and gradients in which the two DDPs differ by more than 1e-6 of the largest.
     """
     torch.set_num_threads(1)
-    _start_gloo(group)
+    start_gloo(group)
     alone, mine, other = (make_model(case) for _ in range(3))
     attached = attach(DDP(params_of(mine), group=group), mine)
     theirs = torch.nn.parallel.DistributedDataParallel(other)
@@ -75,7 +75,7 @@ def compare(
     return seconds, sum(p.numel() for p in mine.parameters()), int(group.all_reduce(wrong, "max"))
 
 
-def _start_gloo(group: Group) -> None:
+def start_gloo(group: Group) -> None:
     """Start torch's process group. Collective."""
     port = 0
     if group.rank == 0:

@@ -41,6 +41,8 @@ def tables(report: dict[str, Any]) -> list[Table]:
         return [_tune(report)]
     if report["bench"] == "ddp":
         return [_ddp(report)]
+    if report["bench"] == "dtensor":
+        return [_dtensor(report)]
     verbs = dict.fromkeys(row["verb"] for row in report["results"])
     return [_verb(report, verb) for verb in verbs]
 
@@ -152,6 +154,23 @@ def _ddp(report: dict[str, Any]) -> Table:
     columns = ["case", "M params", "#wrong", "alone ms", "ours +ms", "peer +ms", "ratio"]
     columns += ["95 %", "target", "of"]
     title = f"ddp  {report['ranks']} ranks, {report['options']['steps']} steps of each way by turns"
+    return Table(title, columns, rows)
+
+
+def _dtensor(report: dict[str, Any]) -> Table:
+    names = ("hpcpar", "numpy", "control", "copyto", "torch")
+    rows = [
+        [
+            row["what"],
+            *(_us(row[f"{name}_us"]) if f"{name}_us" in row else "-" for name in names),
+            f"{row['figure']:.3f}",
+            row["target"],
+            row["of"],
+        ]
+        for row in report["results"]
+    ]
+    columns = ["what", *(f"{name} us" for name in names), "figure", "target", "of"]
+    title = f"dtensor  {report['ranks']} ranks, {report['options']['rounds']} rounds"
     return Table(title, columns, rows)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..bench import collectives, ddp, pack, startup
+from ..bench import collectives, ddp, dtensor, pack, startup
 from ..bench.cases import MODES, VERBS
 from ..bench.formulas import parse_bytes, size_steps
 from ..comm.group import Group
@@ -29,6 +29,7 @@ Measure, and check every result that is timed.
   hpcpar bench collectives -n 2 --verbs all_reduce,all_gather -b 4 -e 25M -f 4
   mpiexec -n 2 hpcpar bench collectives --check off --peers mpi4py,gloo --json out.json
   hpcpar bench ddp -n 2 --cases gpt,small
+  hpcpar bench dtensor -n 2 --torch
   hpcpar bench pack
   hpcpar bench import
 
@@ -61,6 +62,13 @@ small: one of 1,000 small parameters; ratio is ours / torch's. alone: our GPT un
 rank; ratio is what that adds over the step. sleep: layers that sleep; ratio is what is hidden of
 the communication that can be, all but the last bucket's. gpt and small need torch.
 """
+_DTENSOR = """\
+Time distributed arrays beside NumPy, perhaps beside torch's DTensor over Gloo.
+
+overhead: microseconds that operations without traffic add to NumPy's. move: redistributions of
+4 MiB. stencil: a five-point stencil by slices beside each rank's share alone, at the same time.
+sort: 2^24 float64 beside np.sort on one rank.
+"""
 #: Flag, and what argparse is told; all but -n and --json travel to the ranks that -n starts.
 _FLAGS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("--verbs",), {"default": "all_reduce", "metavar": "A,B", "help": "verbs, or all"}),
@@ -86,6 +94,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
     for name, description, add, measure in (
         ("collectives", _COLLECTIVES, _add_collectives, _collectives),
         ("ddp", _DDP, _add_ddp, _ddp),
+        ("dtensor", _DTENSOR, _add_dtensor, _dtensor),
         ("pack", _PACK, _add_pack, _pack),
         ("import", _IMPORT, _add_import, _import),
     ):
@@ -120,6 +129,14 @@ def _add_ddp(parser: ArgumentParser) -> None:
     cases = ",".join(ddp.CASES)
     parser.add_argument("--cases", default=cases, metavar="A,B", help=f"default {cases}")
     parser.add_argument("--steps", type=int, default=40, help="of each way (default 40)")
+
+
+def _add_dtensor(parser: ArgumentParser) -> None:
+    parser.add_argument("-n", type=int, metavar="N", help="start N ranks, as hpcpar run does")
+    cases = ",".join(dtensor.CASES)
+    parser.add_argument("--cases", default=cases, metavar="A,B", help=f"default {cases}")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each (default 9)")
+    parser.add_argument("--torch", action="store_true", help="torch's DTensor takes part")
 
 
 def _add_pack(parser: ArgumentParser) -> None:
@@ -185,6 +202,16 @@ def _ddp_options(args: Namespace) -> ddp.Options:
     return ddp.Options(tuple(args.cases.split(",")), args.steps)
 
 
+def _dtensor(args: Namespace) -> int:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if args.n is not None:
+        words = ["bench", "dtensor", "--cases", args.cases, "--rounds", str(args.rounds)]
+        words += ["--torch"] * args.torch
+        return _start(args.n, words + (["--json", args.json] if args.json else []))
+    options = dtensor.Options(tuple(args.cases.split(",")), args.rounds, args.torch)
+    return _on_ranks(init(), args, partial(dtensor.run, options=options))
+
+
 def _start(size: int, words: list[str]) -> int:
     """Start the ranks that -n asks for, with this command line."""
     if is_launched(os.environ):
@@ -230,7 +257,7 @@ class _Progress:
 
 COMMAND = Command(
     "bench",
-    "measure the verbs beside mpi4py, packing, and the import",
+    "measure the verbs beside mpi4py, training steps, distributed arrays, the import",
     _DESCRIPTION,
     _add_arguments,
     _call,

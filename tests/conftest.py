@@ -1,9 +1,11 @@
 """The one fixture of multi-rank tests: ranks as threads, or the real ranks under mpiexec."""
 
 import os
+import tempfile
 import traceback
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,12 @@ SIZES = (1, 2, 3, 4)
 # Unbuffered ranks write a line in pieces, which the launcher mixes with another rank's.
 os.environ.pop("PYTHONUNBUFFERED", None)
 ON_MPI = launch.is_launched(os.environ)
+if ON_MPI:  # pytest's cleaning of old folders is not made for several at once
+    from mpi4py import MPI
+
+    own = Path(tempfile.gettempdir(), f"hpcpar-rank{MPI.COMM_WORLD.rank}")
+    own.mkdir(exist_ok=True)
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(own)
 
 
 def pytest_generate_tests(metafunc):

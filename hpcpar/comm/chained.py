@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, TypeAlias
 
-from ..errors import HpcparError
+from ..errors import CollectiveTimeout
 from .work import Work
 
 __all__ = ["Calls", "run_chained"]
@@ -80,8 +80,8 @@ class _Chain:
             left = None if until is None else max(0.0, until - time.monotonic())
             try:
                 result = now.wait(left)
-            except HpcparError as error:
-                if not now.done():
+            except Exception as error:
+                if isinstance(error, CollectiveTimeout) and not now.done():
                     return  # the time is over, the call goes on
                 self._now = None
                 self._calls.close()

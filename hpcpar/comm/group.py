@@ -384,7 +384,7 @@ class Group:
         x: Any,
         *,
         axis: int = 0,
-        sizes: Sequence[int] | str | None = None,
+        sizes: Sequence[int] | Sequence[Sequence[int]] | str | None = None,
         out: Any = None,
         timeout: float | None = None,
         async_op: bool = False,

@@ -18,6 +18,8 @@ from .request import Operand, Request, Steps, View, adopt_out, check_rank
 
 __all__ = ["AllGather", "AllToAll", "Gather", "Permute", "Scatter"]
 
+_LONGEST = 200  # characters of a table in a message
+
 
 class _Gathering(Request):
     """What all_gather and gather share: my block of a concatenation along an axis."""
@@ -319,7 +321,11 @@ class AllToAll(Request):
             raise ArgumentError("all_to_all: x is 0-d, it needs an axis to cut.")
         self.axis = check_axis(axis, array.ndim, self.verb)
         self.given_sizes = sizes
-        self.compares = self.promised_equal = isinstance(sizes, str)
+        self.promised_equal = isinstance(sizes, str)
+        self.table = cuts.read_table(sizes, view.size, self.verb)
+        self.compares = self.promised_equal or self.table is not None
+        if self.table is not None:
+            sizes = self.table[view.rank]
         self.sizes = self._lengths(array.shape[self.axis], sizes)
         self.operand = Operand(array, restore, out, self.verb)
         self.operand.check(None, self.verb)
@@ -332,7 +338,9 @@ class AllToAll(Request):
         if not isinstance(sizes, str):
             return cuts.check_sizes(sizes, size, length, self.verb)
         if sizes != "equal":
-            raise ArgumentError(f"all_to_all: sizes {sizes!r} must be None, 'equal' or ints.")
+            raise ArgumentError(
+                f"all_to_all: sizes {sizes!r} must be None, 'equal', ints or a row for each rank."
+            )
         if length % size:
             raise ArgumentError(
                 f"all_to_all: sizes 'equal' needs a length that {size} ranks divide, axis "
@@ -346,9 +354,10 @@ class AllToAll(Request):
         if not self.promised_equal:
             shape = block_shape(shape, self.axis, -1)
         shown = str(shape).replace("-1", "*")
+        known = "exchanged" if self.table is None else _table_text(self.table)
         return [
             "verb=all_to_all",
-            f"sizes={'equal' if self.promised_equal else 'exchanged'}",
+            f"sizes={'equal' if self.promised_equal else known}",
             f"dtype={describe.dtype_text(self.operand.array.dtype)}",
             f"shape={shown}",
             f"axis={self.axis}",
@@ -356,16 +365,30 @@ class AllToAll(Request):
 
     def agreed_nbytes(self) -> int:
         """Return the bytes by which ranks decide alike."""
+        if self.table is not None:
+            return sum(map(sum, self.table)) * self.unit
         return self.operand.array.nbytes if self.promised_equal else 0
+
+    @property
+    def unit(self) -> int:
+        """Bytes of one index along the axis."""
+        shape = block_shape(self.operand.array.shape, self.axis, 1)
+        return describe.nbytes_of(self.operand.array.dtype, shape)
+
+    @property
+    def promised(self) -> tuple[int, ...] | None:
+        """The lengths that come, where they were promised."""
+        if self.table is not None:
+            return tuple(row[self.view.rank] for row in self.table)
+        return self.sizes if self.promised_equal else None
 
     def steps(self, headers: Sequence[Header] | None) -> Steps:
         """Yield the operations; return the result."""
-        array, memory = self.operand.array, self.view.memory
-        lengths = self.sizes
-        if not self.promised_equal:
+        array, memory, unit = self.operand.array, self.view.memory, self.unit
+        lengths = self.promised
+        if lengths is None:
             lengths = yield from _exchange_counts(self.sizes, self.view)
         shape = block_shape(array.shape, self.axis, sum(lengths))
-        unit = describe.nbytes_of(array.dtype, block_shape(array.shape, self.axis, 1))
         direct = self._goes_to_out(shape) and rows_before(shape, self.axis) == 1
         recv = self.operand.target(memory, shape, direct)
         yield Operation(
@@ -385,6 +408,16 @@ class AllToAll(Request):
         array, out = self.operand.array, self.operand.out
         alike = out is not None and out.shape == shape and out.dtype == array.dtype
         return alike and not self.operand.in_place
+
+
+def _table_text(table: Sequence[Sequence[int]]) -> str:
+    """Return a table as words for a header: itself, or a digest of a long one."""
+    text = str([list(row) for row in table])
+    if len(text) <= _LONGEST:
+        return text
+    from hashlib import blake2b  # loads OpenSSL
+
+    return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _exchange_counts(counts: Sequence[int], view: View) -> Steps:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._arrays import Array, dtype_code
+from .._arrays import Array, as_bytes, dtype_code
 from .._core import plain_pair, reduce
 from . import record
 from .agree import HEADER_NBYTES, UNKNOWN_SEQ, Header
@@ -213,10 +213,17 @@ def _gather(request: Gather, view: View) -> _Plan | None:
 def _all_to_all(request: AllToAll, view: View) -> _Plan | None:
     operand = request.operand
     array, out = operand.array, operand.out
-    if not request.promised_equal or out is None or rows_before(array.shape, request.axis) != 1:
+    lengths = request.promised
+    is_one = rows_before(array.shape, request.axis) == 1 and array.flags.c_contiguous
+    if lengths is None or out is None or not is_one:
         return None
-    counts = [array.nbytes // view.size] * view.size
-    operation = Operation("all_to_all", array, send_counts=counts, recv_counts=counts, equal=True)
+    operation = Operation(
+        "all_to_all",
+        as_bytes(array),
+        send_counts=[n * request.unit for n in request.sizes],
+        recv_counts=[n * request.unit for n in lengths],
+        equal=request.promised_equal,
+    )
     return _Plan(("all_to_all", request.axis, request.given_sizes), array, out, operation)
 
 

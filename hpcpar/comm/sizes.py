@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
 from ..errors import ArgumentError
 
-__all__ = ["check_sizes", "starts", "uneven", "uneven_slice"]
+__all__ = ["Table", "check_sizes", "read_table", "starts", "uneven", "uneven_slice"]
 
 
 def uneven(length: int, parts: int) -> tuple[int, ...]:
@@ -50,6 +51,39 @@ def starts(sizes: Sequence[int]) -> tuple[int, ...]:
     (0, 3, 3)
     """
     return tuple(accumulate(sizes, initial=0))[:-1]
+
+
+def read_table(sizes: Any, parts: int, verb: str) -> Table | None:
+    """Return what every rank sends to every rank, if sizes tell that; else None.
+
+    Raises
+    ------
+    ArgumentError
+        Another number of rows than ranks, a row that does not fit.
+
+    Examples
+    --------
+    >>> read_table([(0, 2), (1, 0)], 2, "all_to_all")
+    ((0, 2), (1, 0))
+    """
+    if type(sizes) is Table:
+        return sizes
+    rows = sizes if isinstance(sizes, Sequence | np.ndarray) and not isinstance(sizes, str) else ()
+    if not len(rows) or np.ndim(rows[0]) != 1:
+        return None
+    if len(rows) != parts:
+        raise ArgumentError(f"{verb}: sizes of {len(rows)} rows needs {parts}, one per rank.")
+    return Table(check_sizes(row, parts, None, verb) for row in rows)
+
+
+class Table(tuple[tuple[int, ...], ...]):
+    """What every rank sends to every rank, checked; its hash is made once."""
+
+    def __hash__(self) -> int:
+        found = self.__dict__.get("hash")
+        if found is None:
+            found = self.__dict__["hash"] = super().__hash__()
+        return int(found)
 
 
 def check_sizes(sizes: Sequence[int], parts: int, total: int | None, verb: str) -> tuple[int, ...]:

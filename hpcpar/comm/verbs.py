@@ -357,7 +357,7 @@ def all_to_all(
     x: Any,
     *,
     axis: int = 0,
-    sizes: Sequence[int] | str | None = None,
+    sizes: Sequence[int] | Sequence[Sequence[int]] | str | None = None,
     out: Any = None,
     group: Group | None = None,
     timeout: float | None = None,
@@ -372,7 +372,8 @@ def all_to_all(
     x : array of shape (..., n_r, ...)
     sizes : sequence of int, optional
         Lengths that I send to each rank. Default: the uneven rule. "equal": all parts of all
-        ranks are of one size, which is promised and checked; nothing is exchanged then.
+        ranks are of one size; or a row of lengths for each rank, what it sends to each. Both are
+        promised and checked, and nothing is exchanged before the data.
 
     Raises
     ------

@@ -28,7 +28,7 @@ from .base import Distributed, replicated
 __all__ = ["DTensor"]
 
 
-def _binary(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
+def _binary(ufunc: Callable[..., Any]) -> Callable[[DTensor, Any], Any]:
     def method(self: DTensor, other: Any) -> Any:
         layout, kind = self.layout, type(other)
         if not layout.partition.partial:  # the common cases at once
@@ -41,7 +41,7 @@ def _binary(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
     return method
 
 
-def _reflected(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
+def _reflected(ufunc: Callable[..., Any]) -> Callable[[DTensor, Any], Any]:
     def method(self: DTensor, other: Any) -> Any:
         return elementwise.apply(ufunc, (other, self)) if _fits(other) else NotImplemented
 
@@ -58,6 +58,8 @@ def _in_place(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
             if kind is float or kind is int:
                 ufunc(self._local, other, self._local)
                 return self
+        elif not self.shape:  # a number that is still to be reduced
+            return elementwise.apply(ufunc, (self, other))
         return elementwise.apply(ufunc, (self, other), out=(self,))
 
     return method
@@ -184,7 +186,7 @@ class DTensor(Distributed):
             There are several elements.
         """
         if self.size != 1:
-            raise ArgumentError(f"item: an array of shape {self.shape} is no single element.")
+            raise ArgumentError(f"an array of shape {self.shape} is no single element.")
         return self.full().item()
 
     def __float__(self) -> float:
@@ -220,6 +222,15 @@ class DTensor(Distributed):
     def __iter__(self) -> Any:
         return (self[i] for i in range(len(self)))
 
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else repr(self)
+
+    def __copy__(self) -> Self:
+        return self.copy()
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self.copy()
+
     def __repr__(self) -> str:
         return f"DTensor({self._local!r}, {self.layout!r})"
 
@@ -233,7 +244,8 @@ class DTensor(Distributed):
     __truediv__, __rtruediv__, __itruediv__ = _operators(np.true_divide)
     __floordiv__, __rfloordiv__, __ifloordiv__ = _operators(np.floor_divide)
     __mod__, __rmod__, __imod__ = _operators(np.remainder)
-    __pow__, __rpow__, __ipow__ = _operators(np.power)
+    __pow__, __rpow__ = _binary(operator.pow), _reflected(operator.pow)  # which squares, say
+    __ipow__ = _in_place(np.power)
     __and__, __rand__, __iand__ = _operators(np.bitwise_and)
     __or__, __ror__, __ior__ = _operators(np.bitwise_or)
     __xor__, __rxor__, __ixor__ = _operators(np.bitwise_xor)
@@ -251,6 +263,9 @@ class DTensor(Distributed):
 
     def __rmatmul__(self, other: Any) -> Any:
         return contraction.matmul(other, self) if _fits(other) else NotImplemented
+
+    def __imatmul__(self, other: Any) -> Any:
+        raise UnsupportedError("x @= y: write x[...] = x @ y, or x = x @ y for a new array.")
 
     def dot(self, other: Any) -> Any:
         """Return the sum of products over the last axis of this and the last but one of that."""
@@ -272,8 +287,7 @@ class DTensor(Distributed):
 
     def conj(self) -> Self:
         """Return the complex conjugates. Local."""
-        made: Self = elementwise.apply(np.conjugate, (self,))
-        return made
+        return self.wrap(self._local.conj(), self.layout)
 
     def astype(self, dtype: Any, *, casting: Any = "unsafe", copy: bool = True) -> Self:
         """Return it with another dtype. Local, unless it is Partial and the cast is no widening."""
@@ -304,6 +318,18 @@ class DTensor(Distributed):
         """Return it in another shape. Local where sharded axes can stay where they are."""
         given = shape[0] if len(shape) == 1 else shape
         return shapes.reshape(self, given)
+
+    def flatten(self) -> Self:
+        """Return it as one axis, in C order, with memory of its own."""
+        return self.ravel().copy()
+
+    def tolist(self) -> Any:
+        """Return the whole array as lists, on every rank. Collective over the mesh."""
+        return self.full().tolist()
+
+    def sort(self, axis: int = -1) -> None:
+        """Sort it in place, where it lies. Collective where the axis is sharded."""
+        self[...] = sorting.sort(self, axis)
 
     def ravel(self) -> Self:
         """Return it as one axis, in C order."""

@@ -10,16 +10,16 @@ import numpy as np
 from .._arrays import Array
 from ..comm.chained import Calls, run_chained
 from ..errors import ArgumentError, UnsupportedError
-from ..mesh.boxes import Box
+from ..mesh.boxes import Box, Place
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.layout import Layout, Placements
 from ..mesh.partition import Partition
 from ..mesh.placement import Placement
-from ..mesh.redistribute import has_traffic, moving, redistribute
+from ..mesh.redistribute import has_traffic, moving, reading, redistribute
 from .forms import unreduced, whole
 from .modes import note_move
 
-__all__ = ["D", "Distributed", "relaid", "replicated", "typed"]
+__all__ = ["D", "Distributed", "Pieces", "relaid", "replicated", "typed"]
 
 
 def typed(layout: Layout, dtype: np.dtype[Any]) -> Layout:
@@ -35,6 +35,10 @@ def relaid(layout: Layout, partition: Partition) -> Layout:
 def replicated(layout: Layout) -> Layout:
     """Return the layout in which every rank holds all. Local."""
     return relaid(layout, whole(layout.partition.grid, layout.partition.shape))
+
+
+#: Where parts of an array go, with this rank's own one first.
+Pieces = list[tuple[Place, Array]]
 
 
 class Distributed:
@@ -188,17 +192,24 @@ class Distributed:
         >>> run_ranks(2, body)
         [[0, 1, 2], [0, 1, 2]]
         """
+        self.check_here("full")
         target = replicated(self.layout)
         if target == self.layout:
             return self._local.copy()
         whole: Array = redistribute(self._local, self.layout, target, timeout=timeout)
         return whole
 
+    def check_here(self, verb: str) -> None:
+        """Raise if this rank is not in the mesh. Local."""
+        if self.layout.mesh.coordinate is None:
+            raise UnsupportedError(f"{verb}: this rank is not in {self.mesh}.")
+
     def moved_to(self, partition: Partition, verb: str) -> Array:
         """Return this rank's part in another partition, for an operation that wants it."""
+        self.check_here(verb)
         if partition == self.layout.partition:
             return self._local
-        target = Layout.of(self.mesh, partition, self.dtype)
+        target = relaid(self.layout, partition)
         if has_traffic(self.layout, target):
             note_move(verb, self.layout, target)
         local: Array = redistribute(self._local, self.layout, target)
@@ -206,6 +217,7 @@ class Distributed:
 
     def reduced(self) -> Self:
         """Return it with what is Partial reduced. Collective where something is."""
+        self.check_here("reduce")
         held = self.layout.partition
         if not held.partial:
             return self
@@ -217,6 +229,17 @@ class Distributed:
         """Return a plain array as one that is the same on every rank of the mesh. Local."""
         partition = whole(self.mesh.shape, plain.shape)
         return type(self)(plain, Layout.of(self.mesh, partition, plain.dtype))
+
+    def readable(self, partition: Partition, verb: str) -> Array | Pieces:
+        """Return this rank's part in another partition to read from, perhaps in pieces."""
+        self.check_here(verb)
+        if partition == self.layout.partition:
+            return self._local
+        target = relaid(self.layout, partition)
+        if has_traffic(self.layout, target):
+            note_move(verb, self.layout, target)
+        found: Array | Pieces = run_chained(verb, reading(self._local, self.layout, target))
+        return found
 
 
 #: A kind of distributed array, which operations return as they got it.

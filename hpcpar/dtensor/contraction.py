@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedError
 from ..mesh.costs import Costs
 from ..mesh.partition import Cuts, Partition, cuts_of
 from ..mesh.redistribute_plan import seconds_of
@@ -58,12 +58,25 @@ def contract(
         For messages.
     """
     given, first = arguments(operands, verb)
+    if not all(isinstance(x, Distributed) for x in given):
+        raise ArgumentError(f"{verb}: all operands must be arrays.")
+    _check_lengths(given, letters, verb)
     held = tuple(x.layout.partition for x in given)
-    inexact = all(np.issubdtype(x.dtype, np.inexact) for x in given)
     sizes = tuple(x.itemsize for x in given)
-    way = _way(held, tuple(letters), into, sizes, first.mesh.costs, inexact)
+    way = _way(held, tuple(letters), into, sizes, first.mesh.costs)
     parts = [x.moved_to(at, verb) for x, at in zip(given, way.operands, strict=True)]
     return type(first).wrap(function(*parts), relaid(first.layout, way.result))
+
+
+def _check_lengths(given: Sequence[Distributed], letters: Sequence[Letters], verb: str) -> None:
+    known: dict[str, int] = {}
+    for x, names in zip(given, letters, strict=True):
+        for name, n in zip(names, x.shape, strict=True):
+            if known.setdefault(name, n) != n:
+                shapes = ", ".join(str(each.shape) for each in given)
+                raise ArgumentError(
+                    f"{verb}: shapes {shapes} do not fit: {n} is not {known[name]}."
+                )
 
 
 @lru_cache(1024)
@@ -73,7 +86,6 @@ def _way(
     into: Letters,
     itemsizes: tuple[int, ...],
     costs: tuple[Costs, ...],
-    inexact: bool,
 ) -> Way:
     """Return the cheapest way: what is moved, what is computed, what is left to reduce."""
     lengths = {
@@ -81,10 +93,9 @@ def _way(
         for each, names in zip(held, letters, strict=True)
         for letter, n in zip(names, each.shape, strict=True)
     }
-    kept = _kept(held) if inexact else ()
     ways = []
-    for choice in product(*_choices(held, letters, {m for m, _ in kept})):
-        way = _laid(held, letters, into, lengths, choice, kept)
+    for choice in product(*_choices(held, letters)):
+        way = _laid(held, letters, into, lengths, choice)
         moved = sum(
             seconds_of(a, b, n, costs)
             for a, b, n in zip(held, way.operands, itemsizes, strict=True)
@@ -98,19 +109,8 @@ def _seconds(found: tuple[float, Way]) -> float:
     return found[0]
 
 
-def _kept(held: tuple[Partition, ...]) -> tuple[tuple[int, str], ...]:
-    """Return what may stay unreduced: products are linear in one operand."""
-    found: dict[int, str] = {}
-    for number, each in enumerate(held):
-        others = [other for n, other in enumerate(held) if n != number]
-        for m, op in each.partial:
-            if op in ("sum", "mean") and all(m in other.replicated for other in others):
-                found[m] = op
-    return tuple(sorted(found.items()))
-
-
 def _choices(
-    held: tuple[Partition, ...], letters: tuple[Letters, ...], kept: set[int]
+    held: tuple[Partition, ...], letters: tuple[Letters, ...]
 ) -> Iterator[list[str | None]]:
     """Yield for each mesh axis the letters that it may split: those that it does somewhere."""
     for m in range(len(held[0].grid)):
@@ -121,7 +121,7 @@ def _choices(
             if m in split and names.count(names[axis]) == 1 and names[axis][0] != _STRETCHED
         }
         choices: list[str | None] = [*sorted(found)]
-        yield choices if choices and m not in kept else [None]
+        yield choices or [None]
 
 
 def _laid(
@@ -130,7 +130,6 @@ def _laid(
     into: Letters,
     lengths: dict[str, int],
     choice: tuple[str | None, ...],
-    kept: tuple[tuple[int, str], ...],
 ) -> Way:
     """Return how all lies where each mesh axis splits the letter chosen for it."""
     grid = held[0].grid
@@ -144,12 +143,8 @@ def _laid(
         shape = tuple(lengths[name] for name in names)
         return Partition(grid, shape, tuple(splits), tuple(cuts), partial)
 
-    operands = tuple(
-        lay(names, tuple(each for each in part.partial if each in kept))
-        for part, names in zip(held, letters, strict=True)
-    )
     summed = [(m, "sum") for m, letter in enumerate(choice) if letter and letter not in into]
-    return Way(operands, lay(into, tuple(sorted((*kept, *summed)))))
+    return Way(tuple(lay(names, ()) for names in letters), lay(into, tuple(summed)))
 
 
 def _cut(
@@ -236,6 +231,8 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 
 def einsum(subscripts: str, *operands: Any, **options: Any) -> Any:
     """Return a sum of products by subscripts, as NumPy's, without ``...``."""
+    if set(options) - {"optimize"}:
+        raise UnsupportedError(f"einsum: {', '.join(options)} have no rule.")
     spec = subscripts.replace(" ", "")
     source, arrow, target = spec.partition("->")
     letters = tuple(tuple(each) for each in source.split(","))
@@ -245,10 +242,8 @@ def einsum(subscripts: str, *operands: Any, **options: Any) -> Any:
     once = sorted({letter for letter in every if every.count(letter) == 1})
     into = tuple(target) if arrow else tuple(once)
     given, _ = arguments(operands, "einsum")
-    if len(given) != len(letters) or any(
-        len(names) != x.ndim for x, names in zip(given, letters, strict=False)
-    ):
-        num_axes = [x.ndim for x in given]
+    num_axes = [np.ndim(x) for x in given]
+    if num_axes != [len(names) for names in letters]:
         raise ArgumentError(f"einsum: {subscripts!r} does not fit arrays of {num_axes} axes.")
     if len(set(into)) < len(into) or not set(into) <= set(every):
         raise ArgumentError(f"einsum: {subscripts!r} must name each axis of the result once.")

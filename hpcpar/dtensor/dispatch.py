@@ -112,6 +112,10 @@ def _without_rule(
 ) -> Any:
     """Raise, or compute with whole arrays on every rank, as the policy says."""
     arrays = [x for x in _flat((args, options)) if isinstance(x, Distributed)]
+    if any(x is not None for x in _flat(options.get("out"))):
+        raise UnsupportedError(f"{name}: out= has no rule.")
+    if name.endswith(".at"):  # NumPy writes there even if an array is read-only
+        raise UnsupportedError(f"{name}: has no rule; nobody would see what it writes.")
     if current().fallback != "gather":
         raise UnsupportedError(
             f"{name}: no rule for {', '.join(str(x.layout) for x in arrays)}. Write it with "
@@ -130,8 +134,11 @@ def _flat(tree: Any) -> list[Any]:
 
 
 def _gathered(tree: Any) -> Any:
+    """Return the arguments with whole arrays, which cannot be written: nobody would see it."""
     if isinstance(tree, Distributed):
-        return tree.moved_to(replicated(tree.layout).partition, "gather")
+        whole = tree.moved_to(replicated(tree.layout).partition, "gather").view()
+        whole.flags.writeable = False
+        return whole
     return _mapped(_gathered, tree)
 
 

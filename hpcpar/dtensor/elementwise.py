@@ -14,6 +14,7 @@ from ..mesh.layout import Layout
 from ..mesh.partition import Cuts, Partition
 from .base import Distributed, relaid
 from .modes import current
+from .pieces import NUMBERS, in_pieces, whole_of
 
 __all__ = ["apply", "arguments", "broadcast_layouts", "target_of"]
 
@@ -22,7 +23,6 @@ _TOGETHER = {np.add, np.subtract, np.negative, np.positive, np.conjugate}
 _IN_ONE = {np.multiply}
 _IN_FIRST = {np.divide}
 _LINEAR = ("sum", "mean")
-_NUMBERS = (bool, int, float, complex, np.generic)
 
 
 class Way(NamedTuple):
@@ -65,21 +65,27 @@ def apply(
         A plain array among the inputs; `out` is partial and the function not linear.
     """
     verb = name or str(getattr(function, "__name__", "operation"))
-    given, first = arguments(inputs, verb)
-    held = tuple(x.layout.partition if isinstance(x, Distributed) else None for x in given)
+    given, first = arguments([*inputs, *(out or ())], verb)
+    given = given[: len(inputs)]
+    lie = tuple(x.layout.partition if isinstance(x, Distributed) else None for x in given)
     kind = "any" if options else _kind(function, given)
-    way = _way(kind, held, None if out is None else _goal(out, verb))
-    locals_ = [
-        x if at is None else x.moved_to(at, verb)
+    way = _way(kind, lie, None if out is None else _goal(out, verb))
+    held: list[Any] = [
+        x if at is None else x.readable(at, verb)
         for x, at in zip(given, way.arguments, strict=True)
     ]
     if kind == "together":
-        locals_ = _once(locals_, way, first.layout)
-    if out is not None:
-        function(*locals_, out=tuple(x.to_local() for x in out), **options)
-        return out if len(out) > 1 else out[0]
-    results = function(*locals_, **options)
+        held = _once(held, way, first.layout)
     layout = relaid(first.layout, way.result)
+    if any(type(each) is list for each in held):
+        done = in_pieces(function, held, layout, out, options)
+        if done is not None:
+            return out[0] if out is not None else type(first).wrap(done, layout)
+        held = [whole_of(each) for each in held]
+    if out is not None:
+        function(*held, out=tuple(x.to_local() for x in out), **options)
+        return out if len(out) > 1 else out[0]
+    results = function(*held, **options)
     if isinstance(results, tuple):
         return tuple(type(first).wrap(result, layout) for result in results)
     return type(first).wrap(results, layout)
@@ -109,8 +115,10 @@ def arguments(inputs: Sequence[Any], verb: str) -> tuple[list[Any], Distributed]
 
 def _taken(x: Any, first: Distributed, verb: str) -> Any:
     """Return a number or a distributed array for what was given."""
-    if isinstance(x, (Distributed, *_NUMBERS)):
+    if isinstance(x, (Distributed, *NUMBERS)):
         return x
+    if isinstance(x, np.ma.MaskedArray):
+        raise UnsupportedError(f"{verb}: a masked array. Give .data and .mask yourself.")
     plain = np.asarray(x)
     if plain.ndim == 0 and plain.dtype != object:
         return plain[()]
@@ -132,8 +140,8 @@ def _kind(function: Callable[..., Any], given: Sequence[Any]) -> str:
         return "together"
     if len(partial) > 1:
         return "any"
-    is_first = function in _IN_FIRST and partial[0] is given[0]
-    return "one" if function in _IN_ONE or is_first else "any"
+    is_first = function in _IN_FIRST and partial[0] is given[0] and _is_inexact(partial[0])
+    return "one" if (function in _IN_ONE or is_first) and _scales(function, given) else "any"
 
 
 def _keeps_sums(given: Sequence[Any]) -> bool:
@@ -143,6 +151,20 @@ def _keeps_sums(given: Sequence[Any]) -> bool:
         return True
     plain = all(isinstance(x, Distributed) or type(x) is int for x in given)
     return plain and dtypes[0].kind in "iu" and all(dtype == dtypes[0] for dtype in dtypes)
+
+
+def _is_inexact(x: Distributed) -> bool:
+    return bool(np.issubdtype(x.dtype, np.inexact))
+
+
+def _scales(function: Callable[..., Any], given: Sequence[Any]) -> bool:
+    """Whether the other argument is a number that scales parts as it does their sum.
+
+    Infinity times a part of zero is NaN, whatever the sum is; arrays would have to be looked at.
+    """
+    numbers = [x for x in given if not isinstance(x, Distributed)]
+    is_fine = [np.isfinite(x) and (x != 0 or function in _IN_ONE) for x in numbers]
+    return bool(numbers) and all(is_fine)
 
 
 def _once(locals_: list[Any], way: Way, layout: Layout) -> list[Any]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arrays import adopt
-from ..errors import ArgumentError, MismatchError
+from .._arrays import Array, adopt
+from ..errors import ArgumentError, MismatchError, UnsupportedError
 from ..mesh.boxes import within
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.layout import Layout, Placements
@@ -18,7 +18,7 @@ from ..mesh.partition import Partition, places
 from ..mesh.redistribute import redistribute
 from .array import DTensor
 
-__all__ = ["distribute", "empty", "from_local", "full", "ones", "zeros"]
+__all__ = ["distribute", "empty", "from_local", "full", "ones", "whole_layout", "zeros"]
 
 
 def distribute(
@@ -63,7 +63,7 @@ def distribute(
     if root is not None:
         return _from_root(x, mesh, placements, root)
     array = adopt(x, "distribute")[0]
-    layout = _laid(mesh, placements, array.shape, array.dtype)
+    layout = whole_layout(mesh, placements, array.shape, array.dtype, "distribute")
     box = layout.box
     if box is None:
         return DTensor(None, layout)
@@ -71,14 +71,19 @@ def distribute(
     return DTensor(np.array(array[within(box, outer)], order="C"), layout)
 
 
-def _laid(
-    mesh: DeviceMesh, placements: Placements, shape: Sequence[int], dtype: npt.DTypeLike
+def whole_layout(
+    mesh: DeviceMesh,
+    placements: Placements,
+    shape: int | Sequence[int],
+    dtype: npt.DTypeLike,
+    verb: str,
 ) -> Layout:
-    layout = Layout(mesh, placements, shape, dtype)
+    """Return a layout without Partial, as what is made anew has it. Local."""
+    layout = Layout(mesh, placements, (shape,) if isinstance(shape, int) else shape, dtype)
     if layout.partition.partial:
         raise ArgumentError(
-            f"distribute: {layout}: a whole array has no parts to reduce. Give Replicate or Shard, "
-            "and redistribute to Partial if you want that."
+            f"{verb}: {layout}: a whole array has no parts to reduce. Give Replicate or Shard, and "
+            "redistribute to Partial if you want that."
         )
     return layout
 
@@ -86,13 +91,24 @@ def _laid(
 def _from_root(x: Any, mesh: DeviceMesh, placements: Placements, root: int) -> DTensor:
     alone = DeviceMesh([root], ("root",), group=mesh.group)
     is_root = alone.coordinate is not None
-    array = adopt(x, "distribute")[0] if is_root else None
+    array, said = _told(x) if is_root else (None, None)
     everyone = mesh.union(alone)
-    said = None if array is None else (array.shape, array.dtype)
     at = everyone.ranks.index(mesh.group.ranks[root])
-    shape, dtype = everyone.broadcast_object(said, root=at)
-    target = _laid(mesh, placements, shape, dtype)
+    said = everyone.broadcast_object(said, root=at)
+    if isinstance(said, str):
+        raise UnsupportedError(f"{said} [on the root, rank {root}]")
+    shape, dtype = said
+    target = whole_layout(mesh, placements, shape, dtype, "distribute")
     return DTensor(redistribute(array, Layout(alone, {}, shape, dtype), target), target)
+
+
+def _told(x: Any) -> tuple[Array | None, Any]:
+    """Return the root's array and what it tells the others: of what kind, or what is wrong."""
+    try:
+        array = adopt(x, "distribute")[0]
+    except UnsupportedError as error:
+        return None, str(error)
+    return array, (array.shape, array.dtype)
 
 
 def from_local(
@@ -134,19 +150,24 @@ def from_local(
     >>> run_ranks(2, body)
     [[0, 1, 1, 1], [0, 1, 1, 1]]
     """
-    array = adopt(local, "from_local")[0]
     if shape is not None:
+        array = adopt(local, "from_local")[0]
         return DTensor(array, Layout(mesh, placements, shape, array.dtype))
+    found, said = _told(local)
+    told = mesh.along(*mesh.names).all_gather_object(said)
+    kinds = {(len(each[0]), each[1]) if isinstance(each, tuple) else each for each in told}
+    if found is None or len(kinds) > 1:
+        raise MismatchError(
+            f"from_local: the parts are {', '.join(sorted(set(map(str, told))))}, by which they "
+            "are no parts of one array."
+        )
+    array = found
     guess = Layout(mesh, placements, (0,) * array.ndim, array.dtype).partition
-    group = mesh.along(*mesh.names)
-    told = group.all_gather_object((array.shape, array.dtype))
-    if any((len(s), d) != (array.ndim, array.dtype) for s, d in told):
-        raise MismatchError(f"from_local: the parts are {sorted(set(map(str, told)))}.")
     shapes = dict(zip(places(mesh.shape), (s for s, _ in told), strict=True))
     cuts = [_cuts(guess, axis, shapes) for axis in range(array.ndim)]
     whole = tuple(each[-1] for each in cuts)
-    found = Partition(guess.grid, whole, guess.splits, tuple(cuts), guess.partial)
-    return DTensor(array, Layout.of(mesh, found, array.dtype))
+    made = Partition(guess.grid, whole, guess.splits, tuple(cuts), guess.partial)
+    return DTensor(array, Layout.of(mesh, made, array.dtype))
 
 
 def _cuts(
@@ -168,7 +189,7 @@ def _cuts(
 
 
 def full(
-    shape: Sequence[int],
+    shape: int | Sequence[int],
     value: Any,
     mesh: DeviceMesh,
     placements: Placements,
@@ -185,13 +206,13 @@ def full(
     array([7, 7])
     """
     kind = np.asarray(value).dtype if dtype is None else np.dtype(dtype)
-    layout = _laid(mesh, placements, shape, kind)
+    layout = whole_layout(mesh, placements, shape, kind, "full")
     here = layout.local_shape
     return DTensor(None if here is None else np.full(here, value, kind), layout)
 
 
 def zeros(
-    shape: Sequence[int],
+    shape: int | Sequence[int],
     mesh: DeviceMesh,
     placements: Placements,
     *,
@@ -202,7 +223,7 @@ def zeros(
 
 
 def ones(
-    shape: Sequence[int],
+    shape: int | Sequence[int],
     mesh: DeviceMesh,
     placements: Placements,
     *,
@@ -213,13 +234,13 @@ def ones(
 
 
 def empty(
-    shape: Sequence[int],
+    shape: int | Sequence[int],
     mesh: DeviceMesh,
     placements: Placements,
     *,
     dtype: npt.DTypeLike = np.float64,
 ) -> DTensor:
     """Return an array of any numbers. Local."""
-    layout = _laid(mesh, placements, shape, dtype)
+    layout = whole_layout(mesh, placements, shape, dtype, "empty")
     here = layout.local_shape
     return DTensor(None if here is None else np.empty(here, dtype), layout)

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from ..errors import UnsupportedError
 from . import contraction, elementwise, reductions
-from .base import Distributed
+from .base import Distributed, relaid
 from .dispatch import register_rule
+from .forms import unreduced
 
 __all__ = ["astype", "clip", "where"]
 
@@ -31,14 +32,15 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Any:
 def clip(a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, **options: Any) -> Any:
     """Return `a` between two limits, one of which may be None."""
     low, high = options.get("min", a_min), options.get("max", a_max)
-    given = None if out is None else (out,)
-    if low is None and high is None:
-        return elementwise.apply(np.positive, (a,), out=given)
-    if high is None:
-        return elementwise.apply(np.maximum, (a, low), out=given)
-    if low is None:
-        return elementwise.apply(np.minimum, (a, high), out=given)
-    return elementwise.apply(np.clip, (a, low, high), out=given)
+
+    def clipped(x: Any, *limits: Any, out: Any = None) -> Any:
+        left = list(limits)
+        ends: list[Any] = [None if end is None else left.pop(0) for end in (low, high)]
+        made: Any = np.clip(x, ends[0], ends[1], out=None if out is None else out[0])
+        return made
+
+    given = [a, *(end for end in (low, high) if end is not None)]
+    return elementwise.apply(clipped, given, out=None if out is None else (out,), name="clip")
 
 
 def astype(
@@ -59,8 +61,8 @@ def _same_shape(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the rule of a function of one array and options, element by element."""
 
     def rule(x: Any, *args: Any, **options: Any) -> Any:
-        if options.get("out") is not None:
-            raise UnsupportedError(f"{function.__name__}: out= has no rule.")
+        if options.get("out") is not None or not options.get("copy", True):
+            raise UnsupportedError(f"{function.__name__}: out= and copy=False have no rule.")
         return elementwise.apply(
             lambda local: function(local, *args, **options), (x,), name=function.__name__
         )
@@ -70,7 +72,7 @@ def _same_shape(function: Callable[..., Any]) -> Callable[..., Any]:
 
 _SAME_SHAPE: tuple[Callable[..., Any], ...] = (
     *(np.round, np.around, np.nan_to_num, np.real, np.imag, np.angle, np.i0, np.sinc, np.fix),
-    *(np.isneginf, np.isposinf, np.real_if_close),
+    *(np.isneginf, np.isposinf),
 )
 for _function in _SAME_SHAPE:
     register_rule(_function)(_same_shape(_function))
@@ -79,12 +81,11 @@ for _function in _SAME_SHAPE:
 def _like(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the rule of a function that makes an array like another."""
 
-    def rule(x: Distributed, *args: Any, dtype: npt.DTypeLike | None = None, **options: Any) -> Any:
-        if options.pop("shape", None) is not None:
+    def rule(x: Distributed, *args: Any, **options: Any) -> Any:
+        if options.get("shape") is not None:
             raise UnsupportedError(f"{function.__name__}: shape= has no rule.")
-        given = x.layout if not x.layout.partition.partial else x.reduced().layout
-        local = function(x.to_local(), *args, dtype=dtype, **options)
-        return type(x).wrap(local, given)
+        given = relaid(x.layout, unreduced(x.layout.partition, ()))
+        return type(x).wrap(function(x.to_local(), *args, **options), given)
 
     return rule
 
@@ -121,7 +122,7 @@ def _simple(name: str) -> Callable[..., Any]:
         initial: Any = None,
         where: Any = None,
     ) -> Any:
-        _no(name, out=out, initial=_told(initial), where=_told(where))
+        _no(name, out=out, initial=None if initial is np._NoValue else initial, where=_told(where))
         return reductions.simple(name, a, axis, keepdims=_flag(keepdims), dtype=dtype)
 
     return rule
@@ -136,7 +137,7 @@ def _short(name: str) -> Callable[..., Any]:
         initial: Any = None,
         where: Any = None,
     ) -> Any:
-        _no(name, out=out, initial=_told(initial), where=_told(where))
+        _no(name, out=out, initial=None if initial is np._NoValue else initial, where=_told(where))
         return reductions.simple(name, a, axis, keepdims=_flag(keepdims))
 
     return rule

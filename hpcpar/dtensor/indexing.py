@@ -14,6 +14,7 @@ from ..mesh.partition import Cuts, Partition
 from .base import D, Distributed, relaid
 from .elementwise import arguments, target_of
 from .forms import by_rows
+from .pieces import whole_of
 from .views import Key, View, as_basic, view_of
 
 __all__ = ["get", "joined", "put"]
@@ -64,6 +65,8 @@ def _seen(x: Distributed, view: View) -> Distributed:
     made.layout = relaid(x.layout, view.partition)
     if view.at is not None:
         made._local = x._local[view.at]
+        if not view.partition.shape:  # a number, as NumPy's, not a place to write to
+            made._local = made._local.copy()
         return made
     shape = made.layout.local_shape or ()
     made._local = np.empty(shape, x.dtype)
@@ -74,17 +77,38 @@ def _seen(x: Distributed, view: View) -> Distributed:
 
 
 def _write(x: Distributed, view: View, value: Any) -> None:
-    if x.layout.partition.partial:
-        raise UnsupportedError(f"writing to {x.layout}: it is not reduced. Redistribute it first.")
-    if type(value) not in _NUMBERS:
+    _check_writable(x)
+    if type(value) in _NUMBERS:
+        np.empty((), x.dtype)[...] = value  # so that all ranks say if it does not fit
+    else:
         (given, _), _ = arguments((value, x), "setitem")
-        if isinstance(given, Distributed):
-            value = given.moved_to(_like(given, view.partition), "setitem")
-    if view.at is not None:
-        x._local[view.at] = value
+        if not isinstance(given, Distributed):
+            np.empty((), x.dtype)[...] = given
+        else:
+            value = given.readable(_like(given, view.partition), "setitem")
+    if view.at is None:
+        return
+    target = x._local[view.at]
+    if isinstance(value, list) and given.shape != view.partition.shape:
+        value = whole_of(value)
+    if not isinstance(value, list):
+        target[...] = value
+        return
+    for place, part in value:  # its own one first: the others are copies
+        target[place] = part
 
 
 _NUMBERS = {int, float, bool, complex}
+
+
+def _check_writable(x: Distributed) -> None:
+    if x.layout.partition.partial:
+        raise UnsupportedError(f"writing to {x.layout}: it is not reduced. Redistribute it first.")
+    if not x._local.flags.writeable:
+        raise ArgumentError(
+            f"writing to {x.layout}: it is read-only, as what broadcast_to stretches and reshape "
+            "had to move is: nobody else would see it. Take a copy()."
+        )
 
 
 def _like(value: Distributed, goal: Partition) -> Partition:
@@ -121,12 +145,14 @@ def _mask_of(x: Distributed, mask: Any, partition: Partition) -> Array:
 
 def _write_chosen(x: Distributed, mask: Any, value: Any) -> None:
     partition = x.layout.partition
-    if partition.partial:
-        raise UnsupportedError(f"writing to {x.layout}: it is not reduced. Redistribute it first.")
+    _check_writable(x)
+    if isinstance(value, Distributed) and not value.shape:
+        value = value.full()
     if type(value) not in _NUMBERS and np.ndim(value):
         raise UnsupportedError(
             "setitem: a mask takes one number; use hp.where(mask, values, x) for an array."
         )
+    np.empty((), x.dtype)[...] = value
     x._local[_mask_of(x, mask, partition)] = value
 
 

@@ -49,15 +49,15 @@ class Modes:
         What happens where an operation has no rule for how its arguments lie.
     plain_is_replicated : bool
         Whether NumPy arrays beside distributed ones are taken as the same on every rank.
-    counts : CommCounts or None
-        Who counts.
+    counts : tuple of CommCounts
+        Who counts, the blocks around this one too.
     forbids : bool
         Whether moving an array for an operation is an error.
     """
 
     fallback: Policy = "error"
     plain_is_replicated: bool = False
-    counts: CommCounts | None = None
+    counts: tuple[CommCounts, ...] = ()
     forbids: bool = False
 
 
@@ -127,22 +127,28 @@ def comm_mode(*, forbid: bool = False) -> Iterator[CommCounts]:
     Parameters
     ----------
     forbid : bool
-        Moving one is an UnsupportedError, before any traffic. What a program asks for
-        (`redistribute`, `full`) and reductions are no such moves.
+        Moving one is an UnsupportedError, before any traffic; also in blocks inside. What a
+        program asks for (`redistribute`, `full`) is no such move, nor are reductions over sharded
+        axes; reducing what is Partial for a function that needs it is one.
 
     Examples
     --------
     >>> import numpy as np
     >>> import hpcpar as hp
-    >>> mesh = hp.init_device_mesh((1,), ("dp",))
-    >>> x = hp.distribute(np.ones((2, 2)), mesh, hp.Shard(0))
-    >>> with hp.dtensor.comm_mode() as moved:
-    ...     y = x + x.redistribute(hp.Shard(1))
-    >>> len(moved)
-    1
+    >>> from hpcpar.testing import run_ranks
+    >>> def body(group):
+    ...     mesh = hp.init_device_mesh((2,), ("dp",), group=group)
+    ...     x = hp.distribute(np.ones((2, 2)), mesh, hp.Shard(0))
+    ...     with hp.dtensor.comm_mode() as moved:
+    ...         y = x + x.redistribute(hp.Shard(1))
+    ...     return len(moved)
+    >>> run_ranks(2, body)
+    [1, 1]
     """
     counts = CommCounts()
-    with _with(replace(current(), counts=counts, forbids=forbid)):
+    outer = current()
+    inner = replace(outer, counts=(*outer.counts, counts), forbids=forbid or outer.forbids)
+    with _with(inner):
         yield counts
 
 
@@ -154,5 +160,5 @@ def note_move(verb: str, src: object, dst: object) -> None:
             f"{verb}: would move an array from {src} to {dst}, which comm_mode(forbid=True) "
             "forbids. Call redistribute yourself."
         )
-    if modes.counts is not None:
-        modes.counts.redistributions.append((verb, f"{src} -> {dst}"))
+    for counts in modes.counts:
+        counts.redistributions.append((verb, f"{src} -> {dst}"))

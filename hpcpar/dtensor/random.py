@@ -13,9 +13,10 @@ from .. import random as streams
 from .._arrays import Array
 from ..mesh.boxes import Box, shape_of
 from ..mesh.device_mesh import DeviceMesh
-from ..mesh.layout import Layout, Placements
+from ..mesh.layout import Placements
 from ..random import Key
 from .array import DTensor
+from .factories import whole_layout
 
 __all__ = ["normal", "uniform"]
 
@@ -62,7 +63,7 @@ def _drawn(
     placements: Placements,
     dtype: npt.DTypeLike,
 ) -> DTensor:
-    layout = Layout(mesh, placements, shape, dtype)
+    layout = whole_layout(mesh, placements, shape, dtype, "random")
     box = layout.box
     return DTensor(None if box is None else _box(draw, key, box, layout.shape, dtype), layout)
 

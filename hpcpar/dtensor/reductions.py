@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .._arrays import Array
 from ..comm.group import Group
 from ..comm.reductions import neutral
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedError
 from ..mesh.partition import Cuts, Partition
 from . import elementwise
 from .base import D, relaid
@@ -71,6 +71,14 @@ def simple(
     """
     function, op = SIMPLE[name]
     axes = axes_of(axis, x.ndim, name)
+    held = x.layout.partition
+    is_cut = any(held.splits[a] for a in axes)
+    if is_cut and name in ("max", "min") and x.dtype.kind == "c":
+        raise UnsupportedError(f"{name}: complex numbers over a sharded axis. Use their abs().")
+    half = np.dtype(x.dtype if dtype is None else dtype)
+    if is_cut and name in ("sum", "prod") and half == np.float16:
+        wide = simple(name, x, axis, keepdims=keepdims, dtype=np.float32)
+        return _cast(wide, half)  # halves are added up in float32
     kinds = (x.dtype, np.dtype(x.dtype if dtype is None else dtype))
     kept = tuple(each for each in x.layout.partition.partial if _keeps(name, each[1], kinds))
     local = x.moved_to(unreduced(x.layout.partition, kept), name)
@@ -144,7 +152,7 @@ def mean(
 ) -> D:
     """Return the mean over axes: the sum of all parts over the number of all elements. Local."""
     axes = axes_of(axis, x.ndim, "mean")
-    kind = np.dtype(dtype if dtype is not None else x.dtype)
+    kind = np.dtype(dtype if dtype is not None else x.dtype).newbyteorder("=")
     if dtype is None and not np.issubdtype(kind, np.inexact):
         kind = np.dtype(np.float64)
     total = simple("sum", x, axes, keepdims=keepdims, dtype=_wide(kind))
@@ -174,7 +182,7 @@ def var(
 ) -> D:
     """Return the variance over axes, in two passes. Collective where these axes are sharded."""
     axes = axes_of(axis, x.ndim, "var")
-    kind = np.dtype(dtype if dtype is not None else x.dtype)
+    kind = np.dtype(dtype if dtype is not None else x.dtype).newbyteorder("=")
     if not np.issubdtype(kind, np.inexact):
         kind = np.dtype(np.float64)
     x = x.reduced()
@@ -211,7 +219,10 @@ def norm(x: D, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> D:
         ord = None
     elif isinstance(ord, str) or (ord is not None and len(axes) != 1):
         raise ArgumentError(f"norm: order {ord!r} over axes {axes}: only vectors' and 'fro'.")
-    sizes: D = elementwise.apply(np.abs, (x.reduced(),))
+    x = x.reduced()
+    if not np.issubdtype(x.dtype, np.inexact):
+        x = type(x).wrap(x.to_local().astype(np.float64), x.layout)
+    sizes: D = elementwise.apply(np.abs, (x,))
     if ord in (np.inf, -np.inf):
         return simple("max" if ord > 0 else "min", sizes, axes, keepdims=keepdims)
     if ord == 0:

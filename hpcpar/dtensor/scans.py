@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .._arrays import check_axis
 from ..comm.reductions import neutral
+from ..errors import UnsupportedError
 from ..mesh.partition import Partition, cuts_of
 from .base import D, relaid
 from .forms import unreduced
@@ -49,6 +50,8 @@ def accumulate(op: str, x: D, axis: int | None = None, dtype: npt.DTypeLike | No
     else:
         made = function(local, axis=along, dtype=dtype)
     split = partition.splits[along]
+    if split and op in ("max", "min") and made.dtype.kind == "c":
+        raise UnsupportedError(f"cumulative {op}: complex numbers along a sharded axis.")
     if split:
         made = _after_others(made, op, join, along, x, split)
     return type(x).wrap(made, relaid(x.layout, partition))
@@ -60,11 +63,12 @@ def _after_others(
     """Join what the ranks before this one have."""
     group = x.mesh.along(*(x.mesh.names[m] for m in split))
     shape = [1 if a == axis else n for a, n in enumerate(made.shape)]
-    total = np.full(shape, neutral(op, made.dtype), made.dtype)
+    nothing = -0.0 if op == "sum" and made.dtype.kind in "fc" else neutral(op, made.dtype)
+    total = np.full(shape, nothing, made.dtype)
     if made.shape[axis]:
         total[...] = made.take([-1], axis=axis)
     before = group.scan(total, op, exclusive=True)
-    return join(before, made, out=made)
+    return join(before, made, out=made) if group.rank else made
 
 
 def rising(held: Partition, axis: int) -> Partition:

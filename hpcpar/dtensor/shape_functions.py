@@ -25,9 +25,9 @@ register_rule(np.transpose)(shapes.transpose)
 
 
 @register_rule(np.concatenate)
-def _concatenate(arrays: Sequence[Any], axis: int | None = 0, out: Any = None) -> Any:
-    if out is not None:
-        raise UnsupportedError("concatenate: out= has no rule.")
+def _concatenate(arrays: Sequence[Any], axis: int | None = 0, **options: Any) -> Any:
+    if any(value is not None for value in options.values()):
+        raise UnsupportedError(f"concatenate: {', '.join(options)} have no rule.")
     return shapes.concatenate(arrays, axis)
 
 

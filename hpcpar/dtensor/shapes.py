@@ -37,7 +37,9 @@ __all__ = [
 
 def transpose(x: D, axes: Sequence[int] | None = None) -> D:
     """Return it with its axes in another order: a view. Local."""
-    order = tuple(range(x.ndim))[::-1] if axes is None else tuple(int(a) % x.ndim for a in axes)
+    order = tuple(range(x.ndim))[::-1]
+    if axes is not None:
+        order = tuple(check_axis(a, x.ndim, "transpose") for a in axes)
     if sorted(order) != list(range(x.ndim)):
         raise ArgumentError(f"transpose: axes {axes} must be those of {x.ndim} axes, each once.")
     held = x.layout.partition
@@ -53,7 +55,7 @@ def transpose(x: D, axes: Sequence[int] | None = None) -> D:
 
 def broadcast_to(x: D, shape: Sequence[int]) -> D:
     """Return it stretched to a shape: a view that is read-only. Local."""
-    target = tuple(int(n) for n in shape)
+    target = (int(shape),) if np.ndim(shape) == 0 else tuple(int(n) for n in shape)  # type: ignore[call-overload]
     held, extra = x.layout.partition, len(target) - x.ndim
     if extra < 0 or np.broadcast_shapes(x.shape, target) != target:
         raise ArgumentError(f"broadcast_to: shape {x.shape} does not stretch to {target}.")
@@ -145,7 +147,7 @@ def _routes(
     if has_gaps:
         boxes = [_shifted(tuple((0, n) for n in each.shape), start) for each, start in held]
         wanted = [
-            [shared for box in boxes if (shared := intersect(box, partition.box(at)))]
+            [shared for box in boxes if (shared := intersect(box, partition.box(at))) is not None]
             for at in line
         ]
     return Routes(src, wanted, line.index(place))
@@ -182,6 +184,8 @@ def concatenate(arrays: Sequence[Any], axis: int | None = 0) -> Any:
 def stack(arrays: Sequence[Any], axis: int = 0) -> Any:
     """Return arrays beside each other along a new axis."""
     given, _ = arguments(arrays, "stack")
+    if not all(isinstance(x, Distributed) for x in given):
+        raise ArgumentError("stack: all must be arrays.")
     at = check_axis(axis, given[0].ndim + 1, "stack")
     return concatenate([expand_dims(x, at) for x in given], at)
 
@@ -191,6 +195,8 @@ def expand_dims(x: D, axis: int | Sequence[int]) -> D:
     new = axis if isinstance(axis, Sequence) else (axis,)
     ndim = x.ndim + len(new)
     at = {check_axis(a, ndim, "expand_dims") for a in new}
+    if len(at) < len(new):
+        raise ArgumentError(f"expand_dims: axes {axis} must be different.")
     old = iter(range(x.ndim))
     held = x.layout.partition
     axes = [None if a in at else next(old) for a in range(ndim)]
@@ -209,7 +215,7 @@ def roll(x: D, shift: Any, axis: Any = None) -> D:
     """Return it turned along axes. Collective where these are sharded: neighbours send."""
     if axis is None:
         return reshape(roll(reshape(x, (-1,)), shift, 0), x.shape)
-    x = x.reduced()
+    given, x = x, x.reduced()
     for a, by in np.broadcast(axis, shift):
         along = check_axis(int(a), x.ndim, "roll")
         n = x.shape[along]
@@ -218,7 +224,7 @@ def roll(x: D, shift: Any, axis: Any = None) -> D:
             front, back = _cut_at(x, along, n - by)
             start = [by if other == along else 0 for other in range(x.ndim)]
             x = assemble([(back, [0] * x.ndim), (front, start)], x.layout.partition, "roll")
-    return x
+    return type(x).wrap(x.to_local().copy(), x.layout) if x is given else x
 
 
 def _cut_at(x: D, axis: int, at: int) -> tuple[D, D]:
@@ -256,13 +262,16 @@ def reshape(x: D, shape: int | Sequence[int]) -> D:
     ArgumentError
         Another number of elements.
     """
-    target = _filled_in((shape,) if isinstance(shape, int) else tuple(shape), x)
+    x.check_here("reshape")
+    wanted = (shape,) if isinstance(shape, int | np.integer) else shape
+    target = _filled_in(tuple(int(n) for n in wanted), x)
     partition = _kept_in(x.layout.partition, target)
     local = x.to_local()
     if partition is None:
         x = _flat(x.reduced())
         partition = _cut_in(x.layout.partition, target)
-        local = x.moved_to(_along(partition), "reshape")
+        local = x.moved_to(_along(partition), "reshape").view()
+        local.flags.writeable = False  # NumPy's result would be a view of x
     lengths = partition.local_shape(x.mesh.coordinate or ())
     return type(x).wrap(local.reshape(lengths), relaid(x.layout, partition))
 

@@ -23,6 +23,7 @@ from ..mesh.partition import Partition, cuts_of
 from .base import D, relaid
 from .forms import by_rows, unreduced, whole
 from .indexing import get, joined
+from .modes import note_move
 from .scans import rising
 from .shapes import reshape
 
@@ -45,6 +46,7 @@ def sort(x: D, axis: int | None = -1) -> D:
     local, split = x.to_local(), x.layout.partition.splits[along]
     if not split:
         return type(x).wrap(np.sort(local, axis=along), x.layout)
+    note_move("sort", x.layout, "parts by value")
     group = _line(x, split)
     is_ordered = group.size > _FEW or local.dtype.kind not in "biuf"
     values = np.sort(local) if is_ordered else local
@@ -70,6 +72,7 @@ def argsort(x: D, axis: int | None = -1) -> D:
     order = np.argsort(local, axis=along, kind="stable")
     if not split:
         return type(x).wrap(order, x.layout)
+    note_move("argsort", x.layout, "parts by value")
     group, start = _line(x, split), (x.layout.box or ((0, 0),))[0][0]
     values = local[order]
     ends = _ends(group, values, _borders(group, values, x.size), x.size, True)

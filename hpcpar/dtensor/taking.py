@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..mesh.partition import Cuts, Partition
 from .base import D, Distributed, relaid
 from .elementwise import arguments
 from .indexing import get
+from .modes import note_move
 from .scans import rising
 from .shapes import reshape
 
@@ -44,8 +46,8 @@ def take(x: D, indices: Any, axis: int | None = None) -> D:
         x, axis = reshape(x, (-1,)), 0
     along = check_axis(axis, x.ndim, "take")
     if not isinstance(indices, Distributed) and np.ndim(indices) == 0:
-        made: D = get(x, (slice(None),) * along + (int(indices),))
-        return made
+        made: D = get(x, (slice(None),) * along + (operator.index(indices),))
+        return type(x).wrap(made.to_local().copy(), made.layout)
     (wanted, _), _ = arguments((indices, x), "take")
     if wanted.dtype.kind not in "iu":
         raise ArgumentError(f"take: indices of dtype {wanted.dtype} must be integers.")
@@ -53,9 +55,10 @@ def take(x: D, indices: Any, axis: int | None = None) -> D:
     _check_range(wanted, x.shape[along])
     held = _held(x.layout.partition, along, wanted.layout.partition)
     local = np.moveaxis(x.moved_to(held, "take"), along, 0)
-    numbers = wanted.to_local().reshape(-1) % max(1, x.shape[along])
+    numbers = wanted.to_local().reshape(-1).astype(np.int64) % max(1, x.shape[along])
     split, cuts = held.splits[along], held.cuts[along]
     if split:
+        note_move("take", x.layout, wanted.layout)
         group = x.mesh.along(*(x.mesh.names[m] for m in split))
         rows = _asked(group, local, numbers, cuts)
     else:

@@ -125,7 +125,8 @@ class DeviceMesh:
     ) -> None:
         self._grid, self.group, self.costs = grid, group, costs
         self._groups, self._made = groups, made  # shared by all views of this mesh
-        self._lines: dict[object, Group] = {}
+        self._lines: dict[tuple[str, ...], Group] = {}
+        self._unions: dict[DeviceMesh, Group] = {}
         self.memo: dict[object, Any] = {}
         self.coordinate = grid.coordinate(group.rank)
 
@@ -293,13 +294,13 @@ class DeviceMesh:
         ArgumentError
             This rank is in neither of them.
         """
-        found = self._lines.get(other)
+        found = self._unions.get(other)
         if found is None or found.state == "closed":
             everyone = sorted({*self._globally().ranks.flat, *other._globally().ranks.flat})
             parent = self.group if set(everyone) <= set(self.group.ranks) else world()
             line = tuple(parent.ranks.index(rank) for rank in everyone)
             whole = line == tuple(range(parent.size))
-            found = self._lines[other] = parent if whole else parent.subgroup(line)
+            found = self._unions[other] = parent if whole else parent.subgroup(line)
             if found.rank < 0:
                 raise ArgumentError(f"union: this rank is in neither {self} nor {other}.")
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
@@ -15,6 +16,7 @@ from .._arrays import Array, as_dtype, memory_overlaps
 from ..comm.attach import as_group
 from ..comm.chained import Calls, run_chained
 from ..comm.group import Group
+from ..comm.sizes import Table
 from ..errors import ArgumentError, MismatchError
 from .boxes import Box, Place, count, shape_of, within
 from .exchange_plan import Boxes, Piece, in_rounds, pieces
@@ -131,7 +133,7 @@ class Exchange:
         x : array, or list of arrays
             What this rank holds: of the shape of its box. A list where it was given several boxes.
         out : like the result, optional
-            Receives it; nothing is allocated then.
+            Receives it; nothing is allocated then, unless it is asynchronous.
 
         Returns
         -------
@@ -146,7 +148,9 @@ class Exchange:
         held, wanted = self._check(x, self._routes.src, "x"), self._results(out)
         if out is not None and any(memory_overlaps(a, b) for a in held for b in wanted):
             raise ArgumentError(f"exchange: out overlaps x {self.group.here()}.")
-        calls = self._routes.run(self.group, held, wanted, self._buffers)
+        # Others of this plan may be on their way.
+        buffers = self._routes.buffers(self.dtype) if async_op else self._buffers
+        calls = self._routes.run(self.group, held, wanted, buffers)
         return run_chained("exchange", calls, timeout=timeout, async_op=async_op)
 
     def _results(self, out: Any) -> list[Array]:
@@ -190,7 +194,7 @@ class Routes:
             if p.src == p.dst == me
         ]
         self.rounds = [self._round(some, me, len(src)) for some in in_rounds(found, len(src), most)]
-        self.num_sent = sum(sum(some.sizes) for some in self.rounds)
+        self.num_sent = sum(some.num_sent for some in self.rounds)
 
     def _place(self, piece: Piece) -> Place:
         return within(piece.box, self.dst[piece.dst_box])
@@ -198,19 +202,20 @@ class Routes:
     def _round(self, found: Sequence[Piece], me: int, num_ranks: int) -> _Round:
         sent = sorted((p for p in found if p.src == me), key=lambda p: p.dst)
         received = sorted((p for p in found if p.dst == me), key=lambda p: p.src)
-        sizes = [0] * num_ranks
-        for piece in sent:
-            sizes[piece.dst] += count(piece.box)
+        table = [[0] * num_ranks for _ in range(num_ranks)]
+        for piece in found:
+            table[piece.src][piece.dst] += count(piece.box)
         return _Round(
             _in_turn(sent, [(p.src_box, within(p.box, self.src[p.src_box])) for p in sent]),
-            tuple(sizes),
+            sum(table[me]),
+            Table(map(tuple, table)),
             _in_turn(received, [(p.dst_box, self._place(p)) for p in received]),
             sum(count(p.box) for p in received),
         )
 
     def buffers(self, dtype: np.dtype[Any]) -> tuple[Array, Array]:
         """Return memory for what is on its way, sent and received."""
-        sent = max((sum(some.sizes) for some in self.rounds), default=0)
+        sent = max((some.num_sent for some in self.rounds), default=0)
         received = max((some.num_received for some in self.rounds), default=0)
         return np.empty(sent, dtype), np.empty(received, dtype)
 
@@ -229,13 +234,43 @@ class Routes:
         for src_box, here, dst_box, there in self._own:
             wanted[dst_box][there] = held[src_box][here]
         for some in self.rounds:
-            out, into = buffers[0][: sum(some.sizes)], buffers[1][: some.num_received]
-            for number, at, part, shape in some.sent:
-                out[part].reshape(shape)[...] = held[number][at]
-            yield partial(group.all_to_all, out, sizes=some.sizes, out=into)
+            into = yield from self._swap(some, group, held, buffers)
             for number, at, part, shape in some.received:
                 wanted[number][at] = into[part].reshape(shape)
         return wanted[0] if len(self.dst) == 1 else wanted
+
+    def collect(self, group: Group, held: Sequence[Array], buffers: tuple[Array, Array]) -> Calls:
+        """Move the values of one round; the result tells where in the only box parts go.
+
+        What this rank holds itself comes first, as views of it; the rest are views of a buffer.
+        """
+        found = [(there, held[src_box][here]) for src_box, here, _, there in self._own]
+        for some in self.rounds:
+            into = yield from self._swap(some, group, held, buffers)
+            found += [(at, into[part].reshape(shape)) for _, at, part, shape in some.received]
+        return found
+
+    def _swap(
+        self,
+        some: _Round,
+        group: Group,
+        held: Sequence[Array],
+        buffers: tuple[Array, Array],
+    ) -> Calls:
+        """Send a round's parts and return what came."""
+        out, into = buffers[0][: some.num_sent], buffers[1][: some.num_received]
+        for number, at, part, shape in some.sent:
+            out[part].reshape(shape)[...] = held[number][at]
+        yield partial(group.all_to_all, out, sizes=some.sizes, out=into)
+        return into
+
+    @property
+    def num_kept(self) -> int:
+        """How many of the wanted elements this rank holds itself."""
+        return sum(
+            math.prod(s.stop - s.start for s in there if isinstance(s, slice))
+            for _, _, _, there in self._own
+        )
 
 
 #: Which array, where in it, where in the buffer, of what shape.
@@ -246,7 +281,8 @@ class _Round(NamedTuple):
     """What goes at once, in the order of the ranks."""
 
     sent: list[_Stop]
-    sizes: tuple[int, ...]
+    num_sent: int
+    sizes: Table
     received: list[_Stop]
     num_received: int
 

@@ -13,14 +13,14 @@ from ..comm.chained import Calls, run_chained
 from ..comm.group import Group
 from ..comm.reductions import neutral
 from ..errors import ArgumentError
-from .boxes import Box, shape_of, within
+from .boxes import Box, count, shape_of, within
 from .device_mesh import DeviceMesh
 from .exchange import Routes, elements
 from .layout import Layout
 from .partition import Partition, places
-from .redistribute_plan import Step, moved_axes, plan_steps
+from .redistribute_plan import Step, lacks, moved_axes, plan_steps
 
-__all__ = ["has_traffic", "moving", "redistribute"]
+__all__ = ["has_traffic", "moving", "reading", "redistribute"]
 
 _IDEMPOTENT = ("min", "max", "band", "bor", "mean")  # of equal parts: the part itself
 
@@ -79,7 +79,17 @@ def has_traffic(src: Layout, dst: Layout) -> bool:
     if src.mesh != dst.mesh:
         return True
     steps = plan_steps(src.partition, dst.partition, src.dtype.itemsize, src.mesh.costs)
-    return any(step.kind not in ("slice", "fill") for step in steps)
+    return any(
+        step.kind not in ("slice", "fill", "exchange")
+        or (step.kind == "exchange" and _lack(step.src, step.dst))
+        for step in steps
+    )
+
+
+@lru_cache(1024)
+def _lack(src: Partition, dst: Partition) -> bool:
+    """Whether some place lacks what it wants. Pure."""
+    return any(lacks(src.box(place), dst.box(place)) for place in places(src.grid))
 
 
 def _within(x: Array | None, src: Layout, dst: Layout, most: int | None) -> Calls:
@@ -93,6 +103,36 @@ def _within(x: Array | None, src: Layout, dst: Layout, most: int | None) -> Call
     for step in steps:
         x = yield from _STEPS[step.kind](x, step, src.mesh, place, most)
     return x.copy() if steps and np.may_share_memory(x, given) else x
+
+
+def reading(x: Array, src: Layout, dst: Layout) -> Calls:
+    """Return the calls that make this rank's part in another layout readable, on one mesh.
+
+    The result is an array that may share memory with `x`; or, where neighbours give little to what
+    this rank has, a list of (place in the part, array) with what it has first, as a view.
+    """
+    place = src.mesh.coordinate
+    assert place is not None  # who is outside reads nothing
+    steps = plan_steps(src.partition, dst.partition, src.dtype.itemsize, src.mesh.costs)
+    if len(steps) == 1 and steps[0].kind == "exchange" and src.partition.ndim:
+        step = steps[0]
+        if shares(step.src, step.dst):
+            routes = _routes(step.src, step.dst, step.mesh_axes, tuple(place), None)
+            buffers = routes.buffers(x.dtype)
+            found = yield from routes.collect(_line(src.mesh, step), [x], buffers)
+            return found or np.empty(step.dst.local_shape(place), x.dtype)
+    for step in steps:
+        x = yield from _STEPS[step.kind](x, step, src.mesh, place, None)
+    return x
+
+
+@lru_cache(1024)
+def shares(src: Partition, dst: Partition) -> bool:
+    """Whether all places hold most of what they want already. Pure."""
+    return all(
+        4 * lacks(src.box(place), dst.box(place)) <= count(dst.box(place))
+        for place in places(src.grid)
+    )
 
 
 def _bounded(steps: tuple[Step, ...], src: Layout, dst: Layout, most: int) -> tuple[Step, ...]:

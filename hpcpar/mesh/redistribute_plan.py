@@ -14,7 +14,7 @@ from .boxes import Box, count, intersect
 from .costs import Costs
 from .partition import Partition, commute, cuts_of, places
 
-__all__ = ["Step", "moved_axes", "plan_steps", "seconds_of"]
+__all__ = ["Step", "lacks", "moved_axes", "plan_steps", "seconds_of"]
 
 
 class Step(NamedTuple):
@@ -260,9 +260,10 @@ def _first(held: Partition, axis: int, depth: int) -> tuple[tuple[int, ...], tup
 
 def _most_received(src: Partition, dst: Partition, mesh_axes: Sequence[int]) -> int:
     """Return the most elements that a rank lacks; along other mesh axes they are alike."""
-    return max(_lacks(src.box(place), dst.box(place)) for place in places(src.grid, mesh_axes))
+    return max(lacks(src.box(place), dst.box(place)) for place in places(src.grid, mesh_axes))
 
 
-def _lacks(held: Box, wanted: Box) -> int:
+def lacks(held: Box, wanted: Box) -> int:
+    """Return how many elements of a box another one does not have."""
     shared = intersect(held, wanted)
     return count(wanted) - (0 if shared is None else count(shared))

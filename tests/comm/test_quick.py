@@ -307,7 +307,7 @@ def test_all_to_all_equal_is_checked(ranks):
         n = group.size
         with pytest.raises(ArgumentError, match="divide, axis 0 has"):
             group.all_to_all(np.zeros(n + 1), sizes="equal")
-        with pytest.raises(ArgumentError, match="'equal' or ints"):
+        with pytest.raises(ArgumentError, match="'equal', ints or a row"):
             group.all_to_all(np.zeros(n), sizes="even")
         with pytest.raises(MismatchError, match="shape"):
             group.all_to_all(np.zeros(n if group.rank else 2 * n), sizes="equal")

@@ -28,3 +28,9 @@ def train_gpt():
 def heat2d():
     """Return the module of the heat job."""
     return module_of("heat2d")
+
+
+@pytest.fixture(scope="session")
+def pca():
+    """Return the module of the job of principal components."""
+    return module_of("pca")

@@ -37,6 +37,7 @@ from .reductions import OPS
 
 __all__ = ["NodeBackend"]
 
+_MOMENT = 0.05  # seconds that the kernel may take to tell all ranks of a death
 _DIGEST = 16  # bytes that a header begins with, over what must agree
 _VERBS = {
     name: code
@@ -338,10 +339,23 @@ class NodeBackend(Backend):
 
     def error(self, code: int, rank: int) -> BaseException:
         """Return the exception for what the core says of the rank that it waited for."""
+        if code == errno.ECANCELED:
+            code, rank = self._cause(rank)
         error = self._plain_error(code, rank)
         if isinstance(error, RankFailed | CollectiveTimeout) and rank >= 0:
             where.add_last(error, (rank,), self.last_of)
         return error
+
+    def _cause(self, rank: int) -> tuple[int, int]:
+        """Return why a rank gave up, and who is to blame: a death that it saw a moment sooner."""
+        until = time.monotonic() + _MOMENT
+        while True:
+            for other, place in enumerate(self.places):
+                if other != self.rank and self._place.is_lost(place):
+                    return errno.EPIPE, other
+            if time.monotonic() > until:
+                return errno.ECANCELED, rank
+            time.sleep(_MOMENT / 50)
 
     def message_error(self, code: int, rank: int) -> BaseException:
         """Return the exception for what the core says of a message."""

@@ -219,12 +219,15 @@ class NodePlace:
         self._closed = kept
 
     def has_lost(self) -> bool:
-        """Whether a process of the node is gone that did not leave in order."""
+        """Whether some process of the node is gone that did not leave in order."""
         if self._let_go.alive and not self._has_lost:
-            places = range(len(self._index))
-            gone = (self.core.is_dead(p) and not self.core.has_left(p) for p in places)
-            self._has_lost = any(gone)
+            self._has_lost = any(map(self.is_lost, range(len(self._index))))
         return self._has_lost
+
+    def is_lost(self, place: int) -> bool:
+        """Whether a process of the node is gone that did not leave in order."""
+        core = self._core  # another thread may close the place
+        return core is not None and core.is_dead(place) and not core.has_left(place)
 
     def fail(self, reason: BaseException) -> None:
         """Tell the node's other ranks that this one takes part in nothing any more."""

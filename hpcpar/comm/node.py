@@ -37,7 +37,7 @@ from .reductions import OPS
 
 __all__ = ["NodeBackend"]
 
-_MOMENT = 0.05  # seconds that the kernel may take to tell all ranks of a death
+_MOMENT = 0.01  # seconds that the kernel may take to tell all ranks of a death
 _DIGEST = 16  # bytes that a header begins with, over what must agree
 _VERBS = {
     name: code
@@ -347,15 +347,15 @@ class NodeBackend(Backend):
         return error
 
     def _cause(self, rank: int) -> tuple[int, int]:
-        """Return why a rank gave up, and who is to blame: a death that it saw a moment sooner."""
+        """Return why a rank gave up, and who is to blame: one whose death it saw sooner."""
         until = time.monotonic() + _MOMENT
         while True:
             for other, place in enumerate(self.places):
-                if other != self.rank and self._place.is_lost(place):
+                if other not in (self.rank, rank) and self._place.is_lost(place):
                     return errno.EPIPE, other
             if time.monotonic() > until:
                 return errno.ECANCELED, rank
-            time.sleep(_MOMENT / 50)
+            time.sleep(_MOMENT / 10)
 
     def message_error(self, code: int, rank: int) -> BaseException:
         """Return the exception for what the core says of a message."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -18,7 +19,8 @@ __all__ = ["contestants"]
 def contestants(name: str, group: Group) -> dict[str, Callable[[], object]]:
     """Return torch's calls for a case: "add", "S0 -> S1" or "S0 -> R". Collective at first."""
     torch.set_num_threads(1)
-    start_gloo(group)
+    if not dist.is_initialized():
+        start_gloo(group)
     mesh = init_device_mesh("cpu", (group.size,))
     if name == "add":
         plain = torch.ones(8, 64, dtype=torch.float64)

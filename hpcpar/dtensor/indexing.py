@@ -150,7 +150,7 @@ def _write_chosen(x: Distributed, mask: Any, value: Any) -> None:
         value = value.full()
     if type(value) not in _NUMBERS and np.ndim(value):
         raise UnsupportedError(
-            "setitem: a mask takes one number; use hp.where(mask, values, x) for an array."
+            "setitem: a mask takes one number; use np.where(mask, values, x) for an array."
         )
     np.empty((), x.dtype)[...] = value
     x._local[_mask_of(x, mask, partition)] = value

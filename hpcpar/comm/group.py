@@ -10,11 +10,12 @@ from typing import Any
 from .._core import Recorder
 from ..errors import ArgumentError
 from . import describe, objects, where
+from .all_to_all_request import AllToAll
 from .backend import Backend
 from .broadcast_request import Broadcast
 from .home import Home
 from .message_requests import Message, Probe, Recv, Send, SendRecv
-from .move_requests import AllGather, AllToAll, Gather, Permute, Scatter
+from .move_requests import AllGather, Gather, Permute, Scatter
 from .reduce_requests import AllReduce, Barrier, Reduce, ReduceScatter, Scan
 from .reductions import Portion
 from .request import Request, View, check_rank

@@ -16,12 +16,13 @@ from .._arrays import Array, as_bytes, dtype_code
 from .._core import plain_pair, reduce
 from . import record
 from .agree import HEADER_NBYTES, UNKNOWN_SEQ, Header
+from .all_to_all_request import AllToAll
 from .backend import Agreement, Direct, Operation
 from .broadcast_request import Broadcast
 from .describe import kind_text
 from .layout import rows_before
 from .message_requests import Incoming, Recv, Send, SendRecv
-from .move_requests import AllGather, AllToAll, Gather, Scatter
+from .move_requests import AllGather, Gather, Scatter
 from .reduce_requests import AllReduce, Reduce, ReduceScatter, Scan
 from .request import Operand, Request, View
 

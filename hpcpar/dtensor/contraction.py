@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import ArgumentError, UnsupportedError
 from ..mesh.costs import Costs
-from ..mesh.partition import Cuts, Partition, cuts_of
+from ..mesh.partition import Cuts, Partition, rule_cuts
 from ..mesh.redistribute_plan import seconds_of
 from .base import Distributed, relaid
 from .elementwise import arguments
@@ -160,7 +160,7 @@ def _cut(
             if name == letter and sorted(each.splits[axis]) == mesh_axes and mesh_axes:
                 return each.splits[axis], each.cuts[axis]
     grid = held[0].grid
-    return tuple(mesh_axes), cuts_of(length, [(grid[m], None) for m in mesh_axes])
+    return tuple(mesh_axes), rule_cuts(length, grid, mesh_axes)
 
 
 def _after(way: Way, itemsize: int, costs: tuple[Costs, ...]) -> float:

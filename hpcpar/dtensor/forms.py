@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ..mesh.partition import Partition, cuts_of
+from ..mesh.partition import Partition, rule_cuts
 
-__all__ = ["by_rows", "unreduced", "whole", "with_length"]
+__all__ = ["by_rows", "rising", "unreduced", "whole", "with_length"]
 
 
 @lru_cache(4096)
@@ -33,7 +33,7 @@ def by_rows(held: Partition, num_axes: int) -> Partition:
     if not held.shape or (held.rises(0) and not any(held.splits[1:num_axes])):
         return unreduced(held, ())
     split = tuple(m for each in held.splits[:num_axes] for m in each)
-    first = cuts_of(held.shape[0], [(held.grid[m], None) for m in split])
+    first = rule_cuts(held.shape[0], held.grid, split)
     inner = tuple((0, n) for n in held.shape[1:num_axes])
     return Partition(
         held.grid,
@@ -46,7 +46,7 @@ def by_rows(held: Partition, num_axes: int) -> Partition:
 
 def with_length(held: Partition, axis: int, length: int) -> Partition:
     """Return the partition of another length along an axis, cut by the rule."""
-    cuts = cuts_of(length, [(held.grid[m], None) for m in held.splits[axis]])
+    cuts = rule_cuts(length, held.grid, held.splits[axis])
     return Partition(
         held.grid,
         (*held.shape[:axis], length, *held.shape[axis + 1 :]),
@@ -54,3 +54,8 @@ def with_length(held: Partition, axis: int, length: int) -> Partition:
         (*held.cuts[:axis], cuts, *held.cuts[axis + 1 :]),
         (),
     )
+
+
+def rising(held: Partition, axis: int) -> Partition:
+    """Return the partition with parts along an axis in the order of their ranks."""
+    return unreduced(held, ()) if held.rises(axis) else with_length(held, axis, held.shape[axis])

@@ -129,18 +129,13 @@ def _simple(name: str) -> Callable[..., Any]:
 
 
 def _short(name: str) -> Callable[..., Any]:
-    def rule(
-        a: Distributed,
-        axis: Any = None,
-        out: Any = None,
-        keepdims: Any = False,
-        initial: Any = None,
-        where: Any = None,
-    ) -> Any:
-        _no(name, out=out, initial=None if initial is np._NoValue else initial, where=_told(where))
-        return reductions.simple(name, a, axis, keepdims=_flag(keepdims))
+    """Return the rule of a reduction that takes no dtype."""
+    rule = _simple(name)
 
-    return rule
+    def short(a: Distributed, axis: Any = None, *rest: Any, **options: Any) -> Any:
+        return rule(a, axis, None, *rest, **options)
+
+    return short
 
 
 def _told(value: Any) -> Any:
@@ -292,11 +287,8 @@ def _array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
 
 
 @register_rule(np.allclose)
-def _allclose(
-    a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> bool:
-    close = _isclose(a, b, rtol, atol, equal_nan)
-    return bool(reductions.simple("all", close))
+def _allclose(a: Any, b: Any, *limits: Any, **options: Any) -> bool:
+    return bool(reductions.simple("all", _isclose(a, b, *limits, **options)))
 
 
 @register_rule(np.isclose)

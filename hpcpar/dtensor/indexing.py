@@ -188,7 +188,7 @@ def joined(
     """
     lengths: tuple[int, ...] = (len(local),)
     if split:
-        group = x.mesh.along(*(x.mesh.names[m] for m in split))
+        group = x.mesh.line(split)
         lengths = tuple(group.all_gather(len(local)).tolist())
     first = tuple(accumulate(lengths, initial=0))
     inner = tuple(max(each) for each in cuts)

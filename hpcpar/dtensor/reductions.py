@@ -75,13 +75,12 @@ def simple(
     is_cut = any(held.splits[a] for a in axes)
     if is_cut and name in ("max", "min") and x.dtype.kind == "c":
         raise UnsupportedError(f"{name}: complex numbers over a sharded axis. Use their abs().")
-    half = np.dtype(x.dtype if dtype is None else dtype)
-    if is_cut and name in ("sum", "prod") and half == np.float16:
+    kind = np.dtype(x.dtype if dtype is None else dtype)
+    if is_cut and name in ("sum", "prod") and kind == np.float16:
         wide = simple(name, x, axis, keepdims=keepdims, dtype=np.float32)
-        return _cast(wide, half)  # halves are added up in float32
-    kinds = (x.dtype, np.dtype(x.dtype if dtype is None else dtype))
-    kept = tuple(each for each in x.layout.partition.partial if _keeps(name, each[1], kinds))
-    local = x.moved_to(unreduced(x.layout.partition, kept), name)
+        return _cast(wide, kind)  # halves are added up in float32
+    kept = tuple(each for each in held.partial if _keeps(name, each[1], (x.dtype, kind)))
+    local = x.moved_to(unreduced(held, kept), name)
     options: dict[str, Any] = {"axis": axes, "keepdims": keepdims}
     if dtype is not None:
         options["dtype"] = dtype
@@ -91,9 +90,7 @@ def simple(
         if any(local.shape[a] == 0 for a in axes):
             options["initial"] = neutral(op, x.dtype)
     result = function(local, **options)
-    return type(x).wrap(
-        result, relaid(x.layout, _reduced(x.layout.partition, axes, keepdims, op, kept))
-    )
+    return type(x).wrap(result, relaid(x.layout, _reduced(held, axes, keepdims, op, kept)))
 
 
 def _keeps(name: str, held: str, dtypes: tuple[np.dtype[Any], ...]) -> bool:
@@ -260,7 +257,7 @@ def arg(name: str, x: D, axis: SupportsIndex | None = None, *, keepdims: bool = 
     values, numbers = _local_best(x, function, op, axis, axes)
     split = tuple(m for a in axes for m in x.layout.partition.splits[a])
     if split:
-        group = x.mesh.along(*(x.mesh.names[m] for m in split))
+        group = x.mesh.line(split)
         numbers = _first_best(group, values, numbers, SIMPLE[op][0])
     if keepdims:
         numbers = np.expand_dims(numbers, axes)

@@ -11,12 +11,11 @@ import numpy.typing as npt
 from .._arrays import check_axis
 from ..comm.reductions import neutral
 from ..errors import UnsupportedError
-from ..mesh.partition import Partition, cuts_of
 from .base import D, relaid
-from .forms import unreduced
+from .forms import rising
 from .shapes import reshape
 
-__all__ = ["JOINS", "accumulate", "rising"]
+__all__ = ["JOINS", "accumulate"]
 
 #: How what came before is joined to a part, and the reduction that joins parts.
 JOINS: dict[str, tuple[np.ufunc, Callable[..., Any] | None]] = {
@@ -61,7 +60,7 @@ def _after_others(
     made: Any, op: str, join: np.ufunc, axis: int, x: D, split: tuple[int, ...]
 ) -> Any:
     """Join what the ranks before this one have."""
-    group = x.mesh.along(*(x.mesh.names[m] for m in split))
+    group = x.mesh.line(split)
     shape = [1 if a == axis else n for a, n in enumerate(made.shape)]
     nothing = -0.0 if op == "sum" and made.dtype.kind in "fc" else neutral(op, made.dtype)
     total = np.full(shape, nothing, made.dtype)
@@ -69,12 +68,3 @@ def _after_others(
         total[...] = made.take([-1], axis=axis)
     before = group.scan(total, op, exclusive=True)
     return join(before, made, out=made) if group.rank else made
-
-
-def rising(held: Partition, axis: int) -> Partition:
-    """Return the partition with parts along an axis in the order of their ranks. Pure."""
-    if held.rises(axis):
-        return unreduced(held, ())
-    cuts = cuts_of(held.shape[axis], [(held.grid[m], None) for m in held.splits[axis]])
-    every = (*held.cuts[:axis], cuts, *held.cuts[axis + 1 :])
-    return Partition(held.grid, held.shape, held.splits, every, ())

@@ -15,7 +15,7 @@ from ..comm.chained import run_chained
 from ..errors import ArgumentError
 from ..mesh.boxes import Box, intersect, shape_of, within
 from ..mesh.exchange import Routes
-from ..mesh.partition import Cuts, Partition, cuts_of, places
+from ..mesh.partition import Cuts, Partition, places, rule_cuts
 from .base import D, Distributed, relaid
 from .elementwise import arguments
 from .forms import by_rows, whole, with_length
@@ -53,9 +53,14 @@ def transpose(x: D, axes: Sequence[int] | None = None) -> D:
     return type(x).wrap(x.to_local().transpose(order), relaid(x.layout, partition))
 
 
-def broadcast_to(x: D, shape: Sequence[int]) -> D:
+def _as_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    given = (shape,) if isinstance(shape, int | np.integer) else shape
+    return tuple(int(n) for n in given)
+
+
+def broadcast_to(x: D, shape: int | Sequence[int]) -> D:
     """Return it stretched to a shape: a view that is read-only. Local."""
-    target = (int(shape),) if np.ndim(shape) == 0 else tuple(int(n) for n in shape)  # type: ignore[call-overload]
+    target = _as_shape(shape)
     held, extra = x.layout.partition, len(target) - x.ndim
     if extra < 0 or np.broadcast_shapes(x.shape, target) != target:
         raise ArgumentError(f"broadcast_to: shape {x.shape} does not stretch to {target}.")
@@ -263,8 +268,7 @@ def reshape(x: D, shape: int | Sequence[int]) -> D:
         Another number of elements.
     """
     x.check_here("reshape")
-    wanted = (shape,) if isinstance(shape, int | np.integer) else shape
-    target = _filled_in(tuple(int(n) for n in wanted), x)
+    target = _filled_in(_as_shape(shape), x)
     partition = _kept_in(x.layout.partition, target)
     local = x.to_local()
     if partition is None:
@@ -280,7 +284,7 @@ def _cut_in(line: Partition, target: tuple[int, ...]) -> Partition:
     """Return how an array of one axis lies in another shape: in rows by the rule."""
     if not target:
         return whole(line.grid, ())
-    first = cuts_of(target[0], [(line.grid[m], None) for m in line.splits[0]])
+    first = rule_cuts(target[0], line.grid, line.splits[0])
     rest = tuple((0, n) for n in target[1:])
     splits = (line.splits[0], *((),) * len(rest))
     return Partition(line.grid, target, splits, (first, *rest), ())

@@ -19,12 +19,11 @@ import numpy as np
 
 from .._arrays import Array, check_axis
 from ..comm.group import Group
-from ..mesh.partition import Partition, cuts_of
+from ..mesh.partition import Partition, rule_cuts
 from .base import D, relaid
-from .forms import by_rows, unreduced, whole
+from .forms import by_rows, rising, unreduced, whole
 from .indexing import get, joined
 from .modes import note_move
-from .scans import rising
 from .shapes import reshape
 
 __all__ = ["argsort", "argwhere", "flatnonzero", "nonzero", "sort", "unique"]
@@ -47,7 +46,7 @@ def sort(x: D, axis: int | None = -1) -> D:
     if not split:
         return type(x).wrap(np.sort(local, axis=along), x.layout)
     note_move("sort", x.layout, "parts by value")
-    group = _line(x, split)
+    group = x.mesh.line(split)
     is_ordered = group.size > _FEW or local.dtype.kind not in "biuf"
     values = np.sort(local) if is_ordered else local
     ends = _ends(group, values, _borders(group, values, x.size), x.size, is_ordered)
@@ -73,7 +72,7 @@ def argsort(x: D, axis: int | None = -1) -> D:
     if not split:
         return type(x).wrap(order, x.layout)
     note_move("argsort", x.layout, "parts by value")
-    group, start = _line(x, split), (x.layout.box or ((0, 0),))[0][0]
+    group, start = x.mesh.line(split), (x.layout.box or ((0, 0),))[0][0]
     values = local[order]
     ends = _ends(group, values, _borders(group, values, x.size), x.size, True)
     numbers = _sent(group, order + start, ends)
@@ -96,15 +95,11 @@ def _turned(held: Partition, axis: int) -> Partition:
     others = [a for a in range(held.ndim) if a != axis]
     other = max(others, key=lambda a: held.shape[a])
     split = held.splits[other] + held.splits[axis]
-    cuts = cuts_of(held.shape[other], [(held.grid[m], None) for m in split])
+    cuts = rule_cuts(held.shape[other], held.grid, split)
     splits, every = list(held.splits), list(held.cuts)
     splits[axis], every[axis] = (), (0, held.shape[axis])
     splits[other], every[other] = split, cuts
     return Partition(held.grid, held.shape, tuple(splits), tuple(every), ())
-
-
-def _line(x: D, split: tuple[int, ...]) -> Group:
-    return x.mesh.along(*(x.mesh.names[m] for m in split))
 
 
 def _borders(group: Group, values: Array, total: int) -> Array:
@@ -164,7 +159,7 @@ def unique(x: D) -> D:
     if not split:
         return type(x).wrap(local, relaid(x.layout, whole(held.grid, local.shape)))
     part = np.unique(sort(joined(x, local, split)).to_local())
-    group = _line(x, split)
+    group = x.mesh.line(split)
     lasts = [last for last in group.all_gather_object(part[-1:])[: group.rank] if len(last)]
     pair = np.concatenate([*lasts[-1:], part[:1]])
     is_new = len(np.unique(pair)) == len(pair)  # NaN equals NaN there

@@ -13,9 +13,9 @@ from ..errors import ArgumentError
 from ..mesh.partition import Cuts, Partition
 from .base import D, Distributed, relaid
 from .elementwise import arguments
+from .forms import rising
 from .indexing import get
 from .modes import note_move
-from .scans import rising
 from .shapes import reshape
 
 __all__ = ["take"]
@@ -59,7 +59,7 @@ def take(x: D, indices: Any, axis: int | None = None) -> D:
     split, cuts = held.splits[along], held.cuts[along]
     if split:
         note_move("take", x.layout, wanted.layout)
-        group = x.mesh.along(*(x.mesh.names[m] for m in split))
+        group = x.mesh.line(split)
         rows = _asked(group, local, numbers, cuts)
     else:
         rows = local[numbers]

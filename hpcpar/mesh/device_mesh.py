@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, overload
 
@@ -283,6 +283,10 @@ class DeviceMesh:
             line = self._grid.take(names, self._place(f"mesh{list(names)}"))
             found = self._lines[names] = self._group_of(tuple(line.ranks.reshape(-1).tolist()))
         return found
+
+    def line(self, mesh_axes: Iterable[int]) -> Group:
+        """Return the group along axes that are given by their numbers, as `along` does by names."""
+        return self.along(*(self.names[m] for m in mesh_axes))
 
     def union(self, other: DeviceMesh) -> Group:
         """Return the group of the ranks of two meshes, in the order of the world.

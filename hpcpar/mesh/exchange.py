@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
@@ -263,14 +262,6 @@ class Routes:
             out[part].reshape(shape)[...] = held[number][at]
         yield partial(group.all_to_all, out, sizes=some.sizes, out=into)
         return into
-
-    @property
-    def num_kept(self) -> int:
-        """How many of the wanted elements this rank holds itself."""
-        return sum(
-            math.prod(s.stop - s.start for s in there if isinstance(s, slice))
-            for _, _, _, there in self._own
-        )
 
 
 #: Which array, where in it, where in the buffer, of what shape.

@@ -12,7 +12,16 @@ from ..errors import ArgumentError
 from .boxes import Box
 from .placement import Partial, Placement, Replicate, Shard
 
-__all__ = ["Partition", "Splits", "balanced", "commute", "cuts_of", "make_partition", "places"]
+__all__ = [
+    "Partition",
+    "Splits",
+    "balanced",
+    "commute",
+    "cuts_of",
+    "make_partition",
+    "places",
+    "rule_cuts",
+]
 
 Cuts = tuple[int, ...]
 Splits = tuple[tuple[int, ...], ...]
@@ -204,6 +213,17 @@ def cuts_of(length: int, levels: Sequence[tuple[int, Cuts | str | None]]) -> Cut
         else:
             bounds = _cut_again(bounds, num, how)
     return bounds
+
+
+def rule_cuts(length: int, grid: Sequence[int], split: Sequence[int]) -> Cuts:
+    """Return the boundaries of an axis that mesh axes split by the rule, the slowest first.
+
+    Examples
+    --------
+    >>> rule_cuts(5, (2, 2), (1, 0))
+    (0, 2, 3, 4, 5)
+    """
+    return cuts_of(length, [(grid[m], None) for m in split])
 
 
 def _cut_again(bounds: Cuts, num: int, how: str | None) -> Cuts:

@@ -10,7 +10,6 @@ import numpy as np
 
 from .._arrays import Array
 from ..comm.chained import Calls, run_chained
-from ..comm.group import Group
 from ..comm.reductions import neutral
 from ..errors import ArgumentError
 from .boxes import Box, count, shape_of, within
@@ -119,7 +118,7 @@ def reading(x: Array, src: Layout, dst: Layout) -> Calls:
         if shares(step.src, step.dst):
             routes = _routes(step.src, step.dst, step.mesh_axes, tuple(place), None)
             buffers = routes.buffers(x.dtype)
-            found = yield from routes.collect(_line(src.mesh, step), [x], buffers)
+            found = yield from routes.collect(src.mesh.line(step.mesh_axes), [x], buffers)
             return found or np.empty(step.dst.local_shape(place), x.dtype)
     for step in steps:
         x = yield from _STEPS[step.kind](x, step, src.mesh, place, None)
@@ -174,20 +173,20 @@ def _all_gather(
     x: Array, step: Step, mesh: DeviceMesh, place: Sequence[int], most: int | None
 ) -> Calls:
     sizes = _sizes(step.src, step, place)
-    return (yield partial(_line(mesh, step).all_gather, x, axis=step.axis, sizes=sizes))
+    return (yield partial(mesh.line(step.mesh_axes).all_gather, x, axis=step.axis, sizes=sizes))
 
 
 def _all_reduce(
     x: Array, step: Step, mesh: DeviceMesh, place: Sequence[int], most: int | None
 ) -> Calls:
-    return (yield partial(_line(mesh, step).all_reduce, x, _op(step)))
+    return (yield partial(mesh.line(step.mesh_axes).all_reduce, x, _op(step)))
 
 
 def _reduce_scatter(
     x: Array, step: Step, mesh: DeviceMesh, place: Sequence[int], most: int | None
 ) -> Calls:
     sizes = _sizes(step.dst, step, place)
-    verb = _line(mesh, step).reduce_scatter
+    verb = mesh.line(step.mesh_axes).reduce_scatter
     return (yield partial(verb, x, _op(step), axis=step.axis, sizes=sizes))
 
 
@@ -196,7 +195,7 @@ def _exchange(
 ) -> Calls:
     routes = _routes(step.src, step.dst, step.mesh_axes, tuple(place), most)
     buffers, wanted = routes.buffers(x.dtype), routes.results(x.dtype)
-    return (yield from routes.run(_line(mesh, step), [x], wanted, buffers))
+    return (yield from routes.run(mesh.line(step.mesh_axes), [x], wanted, buffers))
 
 
 _STEPS: dict[str, Callable[[Array, Step, DeviceMesh, Sequence[int], int | None], Calls]] = {
@@ -211,10 +210,6 @@ _STEPS: dict[str, Callable[[Array, Step, DeviceMesh, Sequence[int], int | None],
 
 def _op(step: Step) -> str:
     return dict(step.src.partial)[step.mesh_axes[0]]
-
-
-def _line(mesh: DeviceMesh, step: Step) -> Group:
-    return mesh.along(*(mesh.names[m] for m in step.mesh_axes))
 
 
 def _sizes(cut: Partition, step: Step, place: Sequence[int]) -> tuple[int, ...]:

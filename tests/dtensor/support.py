@@ -39,14 +39,5 @@ def same(x, right, rtol=0.0):
 
 
 def each_seed(seeds, check):
-    """Return a body that runs the check with every seed, which a failure names."""
-
-    def body(group):
-        for seed in seeds:
-            try:
-                check(group, np.random.default_rng(seed))
-            except Exception as error:
-                error.add_note(f"seed {seed}")
-                raise
-
-    return body
+    """Return a body that runs ``check(group, rng)`` with every seed, which a failure names."""
+    return arrays.each_seed(seeds, lambda group, seed: check(group, np.random.default_rng(seed)))

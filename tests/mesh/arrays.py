@@ -129,3 +129,17 @@ def put_together(locals_, partition):
         if op == "mean":
             whole = (whole / n).astype(dtype)
     return whole
+
+
+def each_seed(seeds, check):
+    """Return a body that runs ``check(group, seed)`` with every seed, which a failure names."""
+
+    def body(group):
+        for seed in seeds:
+            try:
+                check(group, seed)
+            except Exception as error:
+                error.add_note(f"seed {seed}")
+                raise
+
+    return body

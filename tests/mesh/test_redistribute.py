@@ -47,29 +47,13 @@ def check_case(group, seed):
 
 @pytest.mark.sizes(1, 2, 3, 4, 6, 8)
 def test_any_pair_of_layouts(ranks):
-    def body(group):
-        for seed in range(60):
-            try:
-                check_case(group, seed)
-            except Exception as error:
-                error.add_note(f"seed {seed}")
-                raise
-
-    ranks(body)
+    ranks(arrays.each_seed(range(60), check_case))
 
 
 @pytest.mark.slow
 @pytest.mark.sizes(2, 3, 4, 6, 8)
 def test_any_pair_of_layouts_many(ranks):
-    def body(group):
-        for seed in range(1000, 1600):
-            try:
-                check_case(group, seed)
-            except Exception as error:
-                error.add_note(f"seed {seed}")
-                raise
-
-    ranks(body)
+    ranks(arrays.each_seed(range(1000, 1600), check_case))
 
 
 # -- between meshes, waiting later, little memory -------------------------------------------------
@@ -101,15 +85,7 @@ def check_meshes(group, seed):
 
 @pytest.mark.sizes(1, 2, 3, 4, 6)
 def test_any_pair_of_meshes(ranks):
-    def body(group):
-        for seed in range(60):
-            try:
-                check_meshes(group, seed)
-            except Exception as error:
-                error.add_note(f"seed {seed}")
-                raise
-
-    ranks(body)
+    ranks(arrays.each_seed(range(60), check_meshes))
 
 
 @pytest.mark.sizes(2, 4)

@@ -393,9 +393,8 @@ class Group:
         """Send a part to every rank and join what comes; see `hpcpar.all_to_all`."""
         if timeout is None and not async_op and self._hot(x, ("all_to_all", axis, sizes), out):
             return out
-        return self._call(
-            "all_to_all", _with(AllToAll, x, axis, sizes, out), timeout, async_op, (x, out)
-        )
+        make = _with(AllToAll, x, axis, sizes, out)
+        return self._call("all_to_all", make, timeout, async_op, (x, out))
 
     def permute(
         self,
